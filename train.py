@@ -1,0 +1,546 @@
+"""Trains a GPT-2: tokens → checkpoint.
+
+In:  data/NAME/ from prepare.py (or a nanoGPT data folder), settings from config files and flags.
+Out: out/my_own_llm.pt (the best model), out/last.pt (to go on from), metrics.jsonl, loss.png, config.json.
+
+    python train.py                                          # GPT-2 Medium on WikiText-103, one CUDA GPU
+    python train.py config/train_demo.py                     # two minutes on a CPU
+    python train.py --init_from=resume --out_dir=out         # go on where the run stopped
+    torchrun --standalone --nproc_per_node=4 train.py        # four GPUs
+
+A step is: `gradient_accumulation_steps` micro-batches forward and backward, one clipped AdamW update. Which windows a
+step reads and what its dropout draws depend on (seed, step, micro-step, rank) alone, so a resumed run repeats exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Literal
+
+from configurator import UserError, answer_help, format_overrides, load_config, program
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Settings of train.py, with nanoGPT's names."""
+
+    # where things are
+    out_dir: str = "out"  # the run folder
+    data_dir: str = "data"  # where the data sets lie
+    dataset: str = "wikitext103"  # the folder in data_dir to train on
+    init_from: str = "scratch"  # scratch, resume (from last.pt), or a checkpoint file whose weights to start from
+    overwrite: bool = False  # start anew in a run folder that holds a run
+    # the model
+    n_layer: int = 24  # blocks
+    n_head: int = 16  # attention heads in a block
+    n_embd: int = 1024  # width
+    block_size: int = 1024  # context, in tokens
+    dropout: float = 0.1  # 0.1 where the corpus is read many times, 0 for one pass
+    bias: bool = True  # in the linear layers and norms, as GPT-2 has them
+    gelu: Literal["tanh", "exact"] = "tanh"  # tanh = GPT-2's, exact = nanoGPT's
+    # the batch: batch_size × block_size × gradient_accumulation_steps tokens a step
+    batch_size: int = 8  # windows in a micro-batch: as many as fit in memory
+    gradient_accumulation_steps: int = 16  # micro-batches in a step, over all processes
+    # the optimizer: AdamW (Loshchilov & Hutter 2019)
+    learning_rate: float = 6e-4  # the highest of the schedule; larger models want less
+    max_iters: int = 50000  # steps
+    weight_decay: float = 0.1  # on matrices and embeddings, never on biases and norms
+    beta1: float = 0.9  # decay of the mean of gradients
+    beta2: float = 0.95  # decay of the mean of their squares
+    grad_clip: float = 1.0  # largest norm of the whole gradient; 0 = no limit
+    decay_lr: bool = True  # warm up, then follow a cosine; false = learning_rate throughout
+    warmup_iters: int = 2000  # steps of linear warm-up
+    lr_decay_iters: int | None = None  # steps until min_lr; none = max_iters
+    min_lr: float | None = None  # learning rate at the end; none = a tenth of learning_rate
+    # evaluation, logs, checkpoints; intervals in steps
+    eval_interval: int = 100  # between evaluations
+    eval_iters: int = 50  # micro-batches of fixed windows in an evaluation, of each split
+    eval_only: bool = False  # evaluate once, write nothing
+    log_interval: int = 10  # between logged training losses
+    checkpoint_interval: int = 500  # between full states in last.pt
+    always_save_checkpoint: bool = False  # a full state at every evaluation too
+    wandb_log: bool = False  # send metrics to Weights & Biases
+    wandb_project: str = "my-own-llm"  # its project
+    wandb_run_name: str | None = None  # its name for the run; none = chosen there
+    # the machine
+    device: str = "cuda"  # cuda, cuda:1, mps, cpu, or auto = the best there is
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"  # of matrix products; weights stay float32
+    compile: bool = True  # torch.compile: a minute to start, then faster
+    gradient_checkpointing: bool = False  # a third more work for much less memory, same losses
+    backend: str = "nccl"  # how several GPUs talk
+    seed: int = 1337  # initial weights, order of windows, dropout
+
+    def __post_init__(self) -> None:
+        positive = "batch_size gradient_accumulation_steps max_iters eval_interval eval_iters log_interval"
+        for key in [*positive.split(), "checkpoint_interval", "block_size", "n_layer", "n_head", "n_embd"]:
+            if getattr(self, key) < 1:
+                raise UserError(f"{key}={getattr(self, key)} must be 1 or more")
+        for key in ("learning_rate", "weight_decay", "grad_clip", "warmup_iters", "min_lr"):
+            if (getattr(self, key) or 0) < 0:
+                raise UserError(f"{key}={getattr(self, key)} must not be negative")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and 0 <= self.dropout < 1):
+            raise UserError(f"beta1={self.beta1}, beta2={self.beta2} and dropout={self.dropout} go from 0 to below 1")
+        if self.n_embd % self.n_head:
+            raise UserError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}: change one of them")
+        if self.min_lr is not None and self.min_lr > self.learning_rate:
+            raise UserError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}: lower --min_lr")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one update learns from, over all processes."""
+        return self.batch_size * self.block_size * self.gradient_accumulation_steps
+
+
+if __name__ == "__main__":
+    answer_help(TrainConfig, sys.argv[1:], __doc__)  # before PyTorch is imported, which takes two seconds
+
+import contextlib
+import json
+import math
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from checkpoint import build_model, load_checkpoint, save_checkpoint
+from dataset import TokenData, write_atomically
+from device import (
+    Device,
+    choose_device,
+    compile_obstacle,
+    is_out_of_memory,
+    seed_streams,
+    start_ranks,
+    stop_ranks,
+    sum_over_ranks,
+)
+from model import GPT, GPTConfig, flops_per_token, parameter_count
+from progress import RunLog, format_duration, import_wandb, perplexity
+
+SHAPE_KEYS = ("block_size", "n_layer", "n_head", "n_embd", "bias", "gelu")  # cannot change when a run goes on
+RUN_FILES = ("last.pt", "previous.pt", "my_own_llm.pt", "metrics.jsonl", "loss.png", "config.json")
+
+
+@program
+def main(argv: list[str]) -> int:
+    """Runs the program; returns its exit code."""
+    config, origins = load_config(TrainConfig, argv, __doc__)
+    if config.wandb_log:
+        import_wandb()
+    folder = Path(config.out_dir)
+    state, lines = None, format_overrides(config, origins)
+    if config.init_from == "resume":
+        state = load_checkpoint(folder / "last.pt")
+        config, differences = resume_config(config, origins, state)
+        lines += differences
+    elif config.init_from != "scratch":
+        state = load_checkpoint(Path(config.init_from))
+        lines.append(f"starting from the weights of {config.init_from}")
+    device = choose_device(config.device, config.dtype, dtype_asked="dtype" in origins or config.init_from == "resume")
+    config = dataclasses.replace(config, dtype=device.dtype_name)  # what is really used, for the checkpoint too
+    if config.gradient_accumulation_steps % device.world_size:
+        raise UserError(
+            f"gradient_accumulation_steps={config.gradient_accumulation_steps} is not divisible by the "
+            f"{device.world_size} processes: use a multiple of {device.world_size}"
+        )
+    data = TokenData(Path(config.data_dir) / config.dataset, config.block_size, config.seed)
+    if not config.eval_only:
+        if config.init_from == "resume" and state["iter_num"] >= config.max_iters:
+            print(f"{folder} is finished at step {state['iter_num']:,}: a larger --max_iters= goes on")
+            return 0
+        if config.init_from != "resume" and device.is_main:
+            clear_run_folder(folder, config.overwrite)
+    start_ranks(device, config.backend)
+    try:
+        trainer = Trainer(config, device, data, state)
+        if device.is_main:
+            print("\n".join([*lines, *trainer.describe()]), flush=True)
+        return trainer.evaluate_only() if config.eval_only else trainer.run()
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error) or isinstance(error, MemoryError):
+            raise UserError(out_of_memory_advice(config, device)) from error
+        raise
+    finally:
+        stop_ranks()
+
+
+def resume_config(config: TrainConfig, origins: dict[str, str], state: dict[str, Any]) -> tuple[TrainConfig, list[str]]:
+    """The settings to go on with: the checkpoint's, and over them what was given now. Raises UserError for a new shape.
+
+    Returns them with one line for each difference.
+    """
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    stored = {key: value for key, value in state["config"].items() if key in known}
+    given = {key: getattr(config, key) for key in origins}
+    changed = {k: v for k, v in given.items() if k in stored and stored[k] != v and k not in ("init_from", "overwrite")}
+    for key in SHAPE_KEYS:
+        if key in changed:
+            raise UserError(
+                f"{key}={changed[key]} differs from the {stored[key]} of {config.out_dir}/last.pt, and a run cannot "
+                f"change it: leave --{key} away, or start another run with --out_dir="
+            )
+    lines = [f"changed on resume: {key} was {stored[key]}, now {value}" for key, value in changed.items()]
+    return dataclasses.replace(config, **(stored | given)), lines
+
+
+def clear_run_folder(folder: Path, overwrite: bool) -> None:
+    """Makes the folder ready for a new run; never drops an old one unasked."""
+    existing = [name for name in RUN_FILES[:3] if (folder / name).exists()]
+    if existing and not overwrite:
+        what = f"{folder} already holds a run ({', '.join(existing)})"
+        if not sys.stdin.isatty():
+            raise UserError(f"{what}: --init_from=resume goes on with it, --overwrite=true starts anew, or --out_dir=")
+        if input(f"{what}. Drop it and start anew? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise UserError(f"{folder} is left as it is: --init_from=resume goes on with it")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def out_of_memory_advice(config: TrainConfig, device: Device) -> str:
+    """What was tried and what to change, the mildest first."""
+    tried = (
+        f"batch_size={config.batch_size} block_size={config.block_size} n_layer={config.n_layer} n_embd={config.n_embd}"
+    )
+    memory = f" of {device.memory_bytes / 2**30:.1f} GiB" if device.memory_bytes else ""
+    steps = []
+    if config.batch_size > 1:
+        halved, doubled = config.batch_size // 2, config.gradient_accumulation_steps * 2
+        steps.append(f"--batch_size={halved} --gradient_accumulation_steps={doubled} (the same batch in smaller parts)")
+    if not config.gradient_checkpointing:
+        steps.append("--gradient_checkpointing=true (a third slower)")
+    steps.append("a smaller model (config/train_gpt2_small.py, or fewer --n_layer)")
+    return f"memory{memory} on {device.name} ran out with {tried}. In this order: " + "; then ".join(steps)
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Learning rate of update number `step`, counted from 0: linear warm-up, cosine to min_lr at lr_decay_iters.
+
+    The warm-up starts above 0, so that no step is lost. SGDR (Loshchilov & Hutter 2017), equation 5, without restarts.
+    """
+    if not config.decay_lr:
+        return config.learning_rate
+    end = config.lr_decay_iters or config.max_iters
+    lowest = config.learning_rate / 10 if config.min_lr is None else config.min_lr
+    warmup = warmup_steps(config)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / (warmup + 1)
+    done = min(1.0, (step - warmup) / max(1, end - warmup))  # 0 … 1
+    return lowest + (config.learning_rate - lowest) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def warmup_steps(config: TrainConfig) -> int:
+    """warmup_iters, or a tenth of a run that would be all warm-up."""
+    end = config.lr_decay_iters or config.max_iters
+    return config.warmup_iters if config.warmup_iters < end else end // 10
+
+
+def make_optimizer(model: GPT, config: TrainConfig, device: Device) -> torch.optim.AdamW:
+    """AdamW with decay on tensors of two dimensions and up; fused into one kernel on CUDA."""
+    parameters = list(model.parameters())  # the tied matrix once
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=device.kind == "cuda")
+
+
+class Signals:
+    """Notes SIGINT and SIGTERM, so that the step under way is finished and saved; a second one stops at once."""
+
+    def __enter__(self) -> Signals:
+        self.received = 0
+        self.before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def note(self, number: int, _: FrameType | None) -> None:
+        """The handler."""
+        self.received = number
+        for each, handler in self.before.items():
+            signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else handler)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+class Trainer:
+    """One run: model, optimizer, data and counters, and the steps over them."""
+
+    def __init__(self, config: TrainConfig, device: Device, data: TokenData, state: dict[str, Any] | None) -> None:
+        self.config, self.device, self.data = config, device, data
+        self.folder = Path(config.out_dir)
+        self.step, self.tokens, self.elapsed_seconds, self.best_val_loss = 0, 0, 0.0, math.inf
+        self.wandb_id: str | None = None
+        self.notes = [note for note in (*device.notes, data.note) if note]
+        resuming = config.init_from == "resume"
+        seed_streams(config.seed)
+        self.model = self.make_model(state)
+        self.optimizer = make_optimizer(self.model, config, device)
+        self.scaler = torch.amp.GradScaler(device.kind, enabled=device.dtype == torch.float16)
+        if resuming:
+            self.restore(state)
+        if config.compile:
+            obstacle = compile_obstacle(device)
+            if obstacle:
+                self.notes.append(f"compile=false: {obstacle}")
+            else:
+                self.model.compile()
+        self.parallel = self.model
+        if device.world_size > 1:
+            ids = [device.index] if device.kind == "cuda" else None
+            self.parallel = DistributedDataParallel(self.model, device_ids=ids)
+
+    def make_model(self, state: dict[str, Any] | None) -> GPT:
+        """A fresh model, or the one of a checkpoint, on the device."""
+        c = self.config
+        if state is None:
+            rows = -(-self.data.vocab_size // 128) * 128  # up to a multiple of 128
+            shape = GPTConfig(c.block_size, rows, c.n_layer, c.n_head, c.n_embd, c.dropout, c.bias, c.gelu)
+            model = GPT(shape)
+        else:
+            state["model_args"]["dropout"] = c.dropout
+            model = build_model(state, Path(c.init_from))
+            if model.config.block_size < c.block_size or model.config.vocab_size < self.data.vocab_size:
+                raise UserError(
+                    f"the checkpoint has block_size={model.config.block_size} and vocab_size={model.config.vocab_size}, "
+                    f"too small for --block_size={c.block_size} and the {self.data.vocab_size} ids of {self.data.folder}"
+                )
+        model.gradient_checkpointing = c.gradient_checkpointing
+        return model.to(self.device.torch).train()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes the optimizer, the scaler and the counters over; settings given now win over the optimizer's own."""
+        if state["data"] != self.data_identity():
+            raise UserError(
+                f"{self.folder}/last.pt was trained on {state['data']}, {self.data.folder} holds {self.data_identity()}: "
+                "prepare the same data again, or start from these weights by --init_from=PATH with another --out_dir"
+            )
+        fresh = [dict(group) for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, settings in zip(self.optimizer.param_groups, fresh, strict=True):
+            group.update({key: settings[key] for key in ("betas", "weight_decay", "lr", "fused")})
+        self.scaler.load_state_dict(state["scaler"])
+        self.step, self.best_val_loss = state["iter_num"], state["best_val_loss"]
+        self.tokens, self.elapsed_seconds = state["tokens"], state["elapsed_seconds"]
+        self.wandb_id = state["wandb_id"]
+
+    def data_identity(self) -> dict[str, Any]:
+        """What makes two data sets the same to a run."""
+        train = self.data.meta["splits"]["train"]
+        tokenizer = self.data.meta["tokenizer"]
+        return {
+            "train_tokens": train["tokens"],
+            "train_sha256": train.get("sha256"),
+            "vocab_size": self.data.vocab_size,
+            "tokenizer": tokenizer.get("sha256", tokenizer["kind"]),
+        }
+
+    def describe(self) -> list[str]:
+        """What a person should know before the first step."""
+        c, shape = self.config, self.model.config
+        train, total = self.data.tokens["train"], c.max_iters * c.tokens_per_step
+        splits = ", ".join(f"{split} {tokens:,}" for split, tokens in self.data.tokens.items())
+        processes = f", {self.device.world_size} processes" if self.device.world_size > 1 else ""
+        if c.decay_lr and warmup_steps(c) != c.warmup_iters:
+            end = c.lr_decay_iters or c.max_iters
+            self.notes.append(f"warmup_iters={c.warmup_iters} would fill all {end} steps: {warmup_steps(c)} are used")
+        return [
+            f"device   {self.device.describe()}{processes}",
+            f"model    {shape.n_layer} layers, {shape.n_head} heads, width {shape.n_embd}, context {shape.block_size}, "
+            f"{parameter_count(shape):,} parameters (vocabulary {self.data.vocab_size:,}, {shape.vocab_size:,} rows)",
+            f"data     {self.data.folder}: {splits} tokens",
+            f"batch    {c.batch_size} × {c.block_size} × {c.gradient_accumulation_steps} = {c.tokens_per_step:,} "
+            "tokens a step",
+            f"run      {c.max_iters:,} steps = {total:,} tokens = {total / train:.1f} epochs, in {self.folder}/",
+            *(f"note     {note}" for note in self.notes),
+        ]
+
+    def evaluate_only(self) -> int:
+        """Evaluates once, prints, writes nothing."""
+        train, val = self.evaluate()
+        if self.device.is_main:
+            print(f"step {self.step:,}: {evaluation_line(train, val)}")
+        return 0
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Trains from the current step to max_iters; returns the exit code, 128 + signal when it was stopped."""
+        c, resuming = self.config, self.config.init_from == "resume"
+        self.log = RunLog(self.folder, self.device.is_main, self.step if resuming else None)
+        if c.wandb_log:
+            settings = dataclasses.asdict(c)
+            self.wandb_id = self.log.start_wandb(c.wandb_project, c.wandb_run_name, settings, self.wandb_id)
+        if self.device.is_main:
+            text = json.dumps(dataclasses.asdict(c), indent=2)
+            write_atomically(self.folder / "config.json", (text + "\n").encode())
+        self.log.event("resume" if resuming else "start", self.step, settings=dataclasses.asdict(c))
+        self.log.start_bar(c.max_iters, self.step)
+        self.started, self.mark = time.monotonic() - self.elapsed_seconds, (time.monotonic(), self.tokens)
+        exit_code = 1
+        try:
+            with Signals() as signals:
+                if self.step == 0:
+                    self.evaluate_and_save()
+                while self.step < c.max_iters and not signals.received:
+                    loss, norm, lr = self.train_step()
+                    self.step += 1
+                    self.tokens += c.tokens_per_step
+                    if self.step % c.log_interval == 0 or self.step == 1:
+                        self.log_step(loss, norm, lr)
+                    self.log.bar.update(1)
+                    last = self.step == c.max_iters
+                    if self.step % c.eval_interval == 0 or last:
+                        self.evaluate_and_save()
+                    if self.step % c.checkpoint_interval == 0 or last or signals.received:
+                        self.save_state()
+            exit_code = 128 + signals.received if signals.received else 0
+            self.finish(signals.received)
+        finally:
+            self.log.close(exit_code)
+        return exit_code
+
+    def train_step(self) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """One update. Returns mean loss and gradient norm, still on the device, and the learning rate.
+
+        Nothing here waits for the device, so on a GPU the next batch is read while this one is computed.
+        """
+        c, ranks = self.config, self.device.world_size
+        lr = learning_rate(self.step, c)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        seed_streams(c.seed, self.step, self.device.rank)  # dropout repeats whenever this step does
+        micro_steps = c.gradient_accumulation_steps // ranks
+        mean_loss = torch.zeros((), device=self.device.torch)
+        for micro_step in range(micro_steps):
+            batch = (self.step * micro_steps + micro_step) * ranks + self.device.rank  # its number in the global order
+            x, y = self.device.send(*self.data.train_batch(batch * c.batch_size, c.batch_size))  # (B, T) each
+            exchange = micro_step == micro_steps - 1 or ranks == 1  # gradients cross ranks once a step
+            with contextlib.nullcontext() if exchange else self.parallel.no_sync():
+                with self.device.autocast():
+                    loss = self.parallel(x, y) / micro_steps
+                self.scaler.scale(loss).backward()
+            mean_loss += loss.detach()
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), c.grad_clip or math.inf)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return mean_loss, norm, lr
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[float, float]:
+        """Mean loss on fixed windows of train and val, shared out over the ranks. Draws from no random stream."""
+        self.model.eval()
+        means = []
+        for split in ("train", "val"):
+            sums = torch.zeros(2, device=self.device.torch, dtype=torch.float32)
+            batches = self.data.eval_batches(split, self.config.batch_size, self.config.eval_iters)
+            for number, batch in enumerate(batches):
+                if number % self.device.world_size == self.device.rank:
+                    x, y = self.device.send(*batch)
+                    with self.device.autocast():
+                        loss = self.model(x, y)
+                    sums += torch.stack([loss.float() * len(x), torch.full_like(loss, len(x), dtype=torch.float32)])
+            total, windows = sum_over_ranks(sums).tolist()
+            means.append(total / windows)
+        self.model.train()
+        return means[0], means[1]
+
+    # --- what is told and kept ---------------------------------------------------------------------------------
+
+    def log_step(self, loss: torch.Tensor, norm: torch.Tensor, lr: float) -> None:
+        """Writes one training event; this is where the device is waited for."""
+        mean = (sum_over_ranks(loss) / self.device.world_size).item()
+        if not math.isfinite(mean):
+            raise UserError(
+                f"the loss is {mean} at step {self.step}: {self.folder}/last.pt holds the last good state, if one was "
+                "saved; a lower --learning_rate or --grad_clip, or --dtype=bfloat16, are what to try"
+            )
+        now, (then, tokens_then) = time.monotonic(), self.mark
+        rate = (self.tokens - tokens_then) / max(now - then, 1e-9)
+        self.mark, self.elapsed_seconds = (now, self.tokens), now - self.started
+        peak = self.device.peak_flops
+        mfu = rate * flops_per_token(self.model.config) / (peak * self.device.world_size) if peak else None
+        fields = {"loss": mean, "lr": lr, "grad_norm": norm.item(), "tokens": self.tokens, "tokens_per_second": rate}
+        self.log.event("train", self.step, **fields, mfu=mfu, elapsed_seconds=self.elapsed_seconds)
+        left = (self.config.max_iters - self.step) * self.config.tokens_per_step / rate
+        shown = f"loss {mean:.4f} lr {lr:.2e} {rate:,.0f} tokens/s" + (f" mfu {mfu:.1%}" if mfu else "")
+        self.log.show(f"step {self.step:,}/{self.config.max_iters:,}: ", shown, f", {format_duration(left)} left")
+
+    def evaluate_and_save(self) -> None:
+        """Evaluates; saves the model when it is the best so far, and the full state where that is asked for."""
+        paused = time.monotonic()
+        train, val = self.evaluate()
+        self.log.event("eval", self.step, train_loss=train, val_loss=val, val_perplexity=perplexity(val))
+        better = val < self.best_val_loss and self.step > 0
+        self.log.say(f"step {self.step:,}: {evaluation_line(train, val)}{', the best so far' * better}")
+        if better:
+            self.best_val_loss = val
+            if self.device.is_main:
+                save_checkpoint(self.folder / "my_own_llm.pt", self.model_state())
+        if self.config.always_save_checkpoint and self.step > 0:
+            self.save_state()
+        self.log.plot()
+        self.skip_pause(paused)
+
+    def save_state(self) -> None:
+        """Writes last.pt, all that a resumed run needs; the one before it becomes previous.pt."""
+        paused = time.monotonic()
+        self.elapsed_seconds = paused - self.started
+        if self.device.is_main:
+            counters = {"tokens": self.tokens, "elapsed_seconds": self.elapsed_seconds, "wandb_id": self.wandb_id}
+            learned = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+            path = self.folder / "last.pt"
+            save_checkpoint(path, self.model_state() | learned | counters, self.folder / "previous.pt")
+        self.log.event("checkpoint", self.step, path="last.pt")
+        self.skip_pause(paused)
+
+    def skip_pause(self, since: float) -> None:
+        """Takes the time since then out of the tokens a second."""
+        self.mark = (self.mark[0] + time.monotonic() - since, self.mark[1])
+
+    def model_state(self) -> dict[str, Any]:
+        """The weights and all that sample.py, an export or a fine-tuning needs beside them: plain values alone."""
+        tokenizer = dict(self.data.meta["tokenizer"])
+        if tokenizer["kind"] == "file":
+            tokenizer["json"] = (self.data.folder / "tokenizer.json").read_text(encoding="utf-8")
+        return {
+            "format_version": 1,
+            "model": self.model.state_dict(),
+            "model_args": dataclasses.asdict(self.model.config),
+            "iter_num": self.step,
+            "best_val_loss": self.best_val_loss,
+            "config": dataclasses.asdict(self.config),
+            "tokenizer": tokenizer,
+            "data": self.data_identity(),
+        }
+
+    def finish(self, signal_number: int) -> None:
+        """Says how the run ended."""
+        self.log.event("end", self.step, reason=signal.Signals(signal_number).name if signal_number else "finished")
+        went = format_duration(self.elapsed_seconds)
+        memory = self.device.peak_memory_bytes
+        peak = f", peak memory {memory / 2**30:.2f} GiB" if memory else ""
+        if signal_number:
+            self.log.say(f"stopped and saved at step {self.step:,}: --init_from=resume goes on ({self.folder}/last.pt)")
+        else:
+            best = f"best validation loss {self.best_val_loss:.4f}"
+            self.log.say(f"finished {self.step:,} steps in {went}{peak}: {best}, in {self.folder}/my_own_llm.pt")
+            self.log.say(f"next: ./generate_text.sh --out_dir={self.folder}")
+
+
+def evaluation_line(train: float, val: float) -> str:
+    """Losses and perplexity, for people."""
+    return f"train loss {train:.4f}, val loss {val:.4f}, val perplexity {perplexity(val):,.2f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
