@@ -126,6 +126,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.gradient_checkpointing = False  # keep a block's input alone, compute the rest again in backward
+        self.used_vocabulary = config.vocab_size  # rows that stand for ids; the loss does not see those after them
         self.transformer = nn.ModuleDict(
             {
                 "wte": nn.Embedding(config.vocab_size, config.n_embd),
@@ -180,7 +181,8 @@ class GPT(nn.Module):
         logits = self.lm_head(self.hidden(ids))
         if targets is None:
             return logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+        logits = logits[..., : self.used_vocabulary].flatten(0, 1).float()  # (B T, V)
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=-1)
 
 
 def parameter_count(config: GPTConfig) -> int:

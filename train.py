@@ -312,7 +312,7 @@ class Trainer:
                     f"the checkpoint has block_size={model.config.block_size} and vocab_size={model.config.vocab_size}, "
                     f"too small for --block_size={c.block_size} and the {self.data.vocab_size} ids of {self.data.folder}"
                 )
-        model.gradient_checkpointing = c.gradient_checkpointing
+        model.gradient_checkpointing, model.used_vocabulary = c.gradient_checkpointing, self.data.vocab_size
         return model.to(self.device.torch).train()
 
     def restore(self, state: dict[str, Any]) -> None:
