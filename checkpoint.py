@@ -92,6 +92,47 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
+def load_run(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The state to go on from: last.pt, or previous.pt where that is damaged, with one line that says so."""
+    last, previous = folder / "last.pt", folder / "previous.pt"
+    if not last.is_file() and not previous.is_file():
+        raise UserError(f"no run to resume in {folder}: it has no last.pt (--out_dir= names another folder)")
+    try:
+        return check_run(load_checkpoint(last), last), []
+    except UserError as error:
+        try:
+            return check_run(load_checkpoint(previous), previous), [f"going on from previous.pt: {error}"]
+        except UserError as second:
+            best = folder / "my_own_llm.pt"
+            left = f"; {best} can still write text, and start a new run by --init_from={best}" if best.is_file() else ""
+            raise UserError(f"{error}; {second}{left}") from error
+
+
+def check_run(state: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Passes on a state that a run can go on from. Raises UserError for weights alone."""
+    missing = [key for key in ("optimizer", "scaler", "tokens", "config") if key not in state]
+    if missing:
+        raise UserError(
+            f"{path} is no full state to resume from, it lacks {', '.join(missing)}: use --init_from={path}"
+        )
+    return state
+
+
+def lock_run_folder(folder: Path) -> Any:
+    """Takes the run folder for this process; returns what holds it. Raises UserError when another training has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    lock = open(folder / ".lock", "w", encoding="utf-8")  # noqa: SIM115, open as long as the run
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise UserError(f"another training is at work in {folder}: wait for it, or use another --out_dir=") from error
+    return lock
+
+
 def strip_prefixes(name: str) -> str:
     """A parameter's name without what wrappers put in front."""
     while name.startswith(PREFIXES):

@@ -60,6 +60,7 @@ class TrainConfig:
     log_interval: int = 10  # between logged training losses
     checkpoint_interval: int = 500  # between full states in last.pt
     always_save_checkpoint: bool = False  # a full state at every evaluation too
+    patience: int = 0  # stop after this many evaluations without a better validation loss; 0 = never
     wandb_log: bool = False  # send metrics to Weights & Biases
     wandb_project: str = "my-own-llm"  # its project
     wandb_run_name: str | None = None  # its name for the run; none = chosen there
@@ -76,7 +77,7 @@ class TrainConfig:
         for key in [*positive.split(), "checkpoint_interval", "block_size", "n_layer", "n_head", "n_embd"]:
             if getattr(self, key) < 1:
                 raise UserError(f"{key}={getattr(self, key)} must be 1 or more")
-        for key in ("learning_rate", "weight_decay", "grad_clip", "warmup_iters", "min_lr"):
+        for key in ("learning_rate", "weight_decay", "grad_clip", "warmup_iters", "min_lr", "patience"):
             if (getattr(self, key) or 0) < 0:
                 raise UserError(f"{key}={getattr(self, key)} must not be negative")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and 0 <= self.dropout < 1):
@@ -91,6 +92,23 @@ class TrainConfig:
         """Tokens that one update learns from, over all processes."""
         return self.batch_size * self.block_size * self.gradient_accumulation_steps
 
+    @property
+    def decay_steps(self) -> int:
+        """Steps until min_lr."""
+        return self.lr_decay_iters or self.max_iters
+
+    @property
+    def warmup_steps(self) -> int:
+        """warmup_iters, or a tenth of a run that would be nothing but warm-up."""
+        return self.warmup_iters if self.warmup_iters < self.decay_steps else self.decay_steps // 10
+
+    def learning_rate_at(self, step: int) -> float:
+        """Learning rate of update number `step`, counted from 0."""
+        if not self.decay_lr:
+            return self.learning_rate
+        lowest = self.learning_rate / 10 if self.min_lr is None else self.min_lr
+        return cosine_schedule(step, self.learning_rate, lowest, self.warmup_steps, self.decay_steps)
+
 
 if __name__ == "__main__":
     answer_help(TrainConfig, sys.argv[1:], __doc__)  # before PyTorch is imported, which takes two seconds
@@ -98,6 +116,7 @@ if __name__ == "__main__":
 import contextlib
 import json
 import math
+import os
 import signal
 import time
 from pathlib import Path
@@ -107,7 +126,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from checkpoint import build_model, load_checkpoint, save_checkpoint
+from checkpoint import build_model, load_checkpoint, load_run, lock_run_folder, save_checkpoint
 from dataset import TokenData, write_atomically
 from device import (
     Device,
@@ -120,41 +139,35 @@ from device import (
     sum_over_ranks,
 )
 from model import GPT, GPTConfig, flops_per_token, parameter_count
+from optimizer import cosine_schedule, make_optimizer
 from progress import RunLog, format_duration, import_wandb, perplexity
 
 SHAPE_KEYS = ("block_size", "n_layer", "n_head", "n_embd", "bias", "gelu")  # cannot change when a run goes on
+BAD_STEPS = 5  # steps in a row with a loss or gradient that is not finite, until the run gives up
+BAD_STEPS_FLOAT16 = 25  # its scaler starts at 2 ** 16 and halves at each overflow
 RUN_FILES = ("last.pt", "previous.pt", "my_own_llm.pt", "metrics.jsonl", "loss.png", "config.json")
 
 
 @program
 def main(argv: list[str]) -> int:
     """Runs the program; returns its exit code."""
-    config, origins = load_config(TrainConfig, argv, __doc__)
-    if config.wandb_log:
-        import_wandb()
+    try:
+        config, device, data, state, lines = set_up(argv)
+    except UserError:
+        if int(os.environ.get("RANK", 0)):
+            return 2  # every process finds the same fault, the first one tells it
+        raise
     folder = Path(config.out_dir)
-    state, lines = None, format_overrides(config, origins)
-    if config.init_from == "resume":
-        state = load_checkpoint(folder / "last.pt")
-        config, differences = resume_config(config, origins, state)
-        lines += differences
-    elif config.init_from != "scratch":
-        state = load_checkpoint(Path(config.init_from))
-        lines.append(f"starting from the weights of {config.init_from}")
-    device = choose_device(config.device, config.dtype, dtype_asked="dtype" in origins or config.init_from == "resume")
-    config = dataclasses.replace(config, dtype=device.dtype_name)  # what is really used, for the checkpoint too
-    if config.gradient_accumulation_steps % device.world_size:
-        raise UserError(
-            f"gradient_accumulation_steps={config.gradient_accumulation_steps} is not divisible by the "
-            f"{device.world_size} processes: use a multiple of {device.world_size}"
-        )
-    data = TokenData(Path(config.data_dir) / config.dataset, config.block_size, config.seed)
     if not config.eval_only:
         if config.init_from == "resume" and state["iter_num"] >= config.max_iters:
-            print(f"{folder} is finished at step {state['iter_num']:,}: a larger --max_iters= goes on")
+            if device.is_main:
+                print(f"{folder} is finished at step {state['iter_num']:,}: a larger --max_iters= goes on")
             return 0
-        if config.init_from != "resume" and device.is_main:
-            clear_run_folder(folder, config.overwrite)
+        if device.is_main:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = lock_run_folder(folder)  # noqa: F841, held until the process ends
+            if config.init_from != "resume":
+                clear_run_folder(folder, config.overwrite)
     start_ranks(device, config.backend)
     try:
         trainer = Trainer(config, device, data, state)
@@ -167,6 +180,30 @@ def main(argv: list[str]) -> int:
         raise
     finally:
         stop_ranks()
+
+
+def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, Any] | None, list[str]]:
+    """Settings, device, data, the checkpoint to start from, and what was overridden. Changes nothing on disk."""
+    config, origins = load_config(TrainConfig, argv, __doc__)
+    if config.wandb_log:
+        import_wandb()
+    state, lines = None, format_overrides(config, origins)
+    if config.init_from == "resume":
+        state, notes = load_run(Path(config.out_dir))
+        config, differences = resume_config(config, origins, state)
+        lines += notes + differences
+    elif config.init_from != "scratch":
+        state = load_checkpoint(Path(config.init_from))
+        lines.append(f"starting from the weights of {config.init_from}")
+    device = choose_device(config.device, config.dtype, dtype_asked="dtype" in origins or config.init_from == "resume")
+    config = dataclasses.replace(config, dtype=device.dtype_name)  # what is really used, for the checkpoint too
+    if config.gradient_accumulation_steps % device.world_size:
+        raise UserError(
+            f"gradient_accumulation_steps={config.gradient_accumulation_steps} is not divisible by the "
+            f"{device.world_size} processes: use a multiple of {device.world_size}"
+        )
+    data = TokenData(Path(config.data_dir) / config.dataset, config.block_size, config.seed)
+    return config, device, data, state, lines
 
 
 def resume_config(config: TrainConfig, origins: dict[str, str], state: dict[str, Any]) -> tuple[TrainConfig, list[str]]:
@@ -185,7 +222,7 @@ def resume_config(config: TrainConfig, origins: dict[str, str], state: dict[str,
                 f"change it: leave --{key} away, or start another run with --out_dir="
             )
     lines = [f"changed on resume: {key} was {stored[key]}, now {value}" for key, value in changed.items()]
-    return dataclasses.replace(config, **(stored | given)), lines
+    return dataclasses.replace(config, **(stored | given | {"out_dir": config.out_dir})), lines
 
 
 def clear_run_folder(folder: Path, overwrite: bool) -> None:
@@ -197,7 +234,6 @@ def clear_run_folder(folder: Path, overwrite: bool) -> None:
             raise UserError(f"{what}: --init_from=resume goes on with it, --overwrite=true starts anew, or --out_dir=")
         if input(f"{what}. Drop it and start anew? [y/N] ").strip().lower() not in ("y", "yes"):
             raise UserError(f"{folder} is left as it is: --init_from=resume goes on with it")
-    folder.mkdir(parents=True, exist_ok=True)
     for name in RUN_FILES:
         (folder / name).unlink(missing_ok=True)
 
@@ -216,39 +252,6 @@ def out_of_memory_advice(config: TrainConfig, device: Device) -> str:
         steps.append("--gradient_checkpointing=true (a third slower)")
     steps.append("a smaller model (config/train_gpt2_small.py, or fewer --n_layer)")
     return f"memory{memory} on {device.name} ran out with {tried}. In this order: " + "; then ".join(steps)
-
-
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """Learning rate of update number `step`, counted from 0: linear warm-up, cosine to min_lr at lr_decay_iters.
-
-    The warm-up starts above 0, so that no step is lost. SGDR (Loshchilov & Hutter 2017), equation 5, without restarts.
-    """
-    if not config.decay_lr:
-        return config.learning_rate
-    end = config.lr_decay_iters or config.max_iters
-    lowest = config.learning_rate / 10 if config.min_lr is None else config.min_lr
-    warmup = warmup_steps(config)
-    if step < warmup:
-        return config.learning_rate * (step + 1) / (warmup + 1)
-    done = min(1.0, (step - warmup) / max(1, end - warmup))  # 0 … 1
-    return lowest + (config.learning_rate - lowest) * 0.5 * (1 + math.cos(math.pi * done))
-
-
-def warmup_steps(config: TrainConfig) -> int:
-    """warmup_iters, or a tenth of a run that would be all warm-up."""
-    end = config.lr_decay_iters or config.max_iters
-    return config.warmup_iters if config.warmup_iters < end else end // 10
-
-
-def make_optimizer(model: GPT, config: TrainConfig, device: Device) -> torch.optim.AdamW:
-    """AdamW with decay on tensors of two dimensions and up; fused into one kernel on CUDA."""
-    parameters = list(model.parameters())  # the tied matrix once
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=device.kind == "cuda")
 
 
 class Signals:
@@ -282,7 +285,11 @@ class Trainer:
         resuming = config.init_from == "resume"
         seed_streams(config.seed)
         self.model = self.make_model(state)
-        self.optimizer = make_optimizer(self.model, config, device)
+        betas = (config.beta1, config.beta2)
+        self.optimizer = make_optimizer(self.model, config.learning_rate, betas, config.weight_decay)
+        self.evaluations_since_best = 0
+        self.bad_steps = torch.zeros((), device=device.torch)  # in a row, with a loss or gradient that is not finite
+        self.skipped_steps = torch.zeros((), device=device.torch)  # such steps in all, none of them applied
         self.scaler = torch.amp.GradScaler(device.kind, enabled=device.dtype == torch.float16)
         if resuming:
             self.restore(state)
@@ -325,11 +332,11 @@ class Trainer:
         fresh = [dict(group) for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, settings in zip(self.optimizer.param_groups, fresh, strict=True):
-            group.update({key: settings[key] for key in ("betas", "weight_decay", "lr", "fused")})
+            group.update({key: settings[key] for key in ("betas", "weight_decay", "lr")})
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.best_val_loss = state["iter_num"], state["best_val_loss"]
         self.tokens, self.elapsed_seconds = state["tokens"], state["elapsed_seconds"]
-        self.wandb_id = state["wandb_id"]
+        self.wandb_id, self.evaluations_since_best = state["wandb_id"], state["evaluations_since_best"]
 
     def data_identity(self) -> dict[str, Any]:
         """What makes two data sets the same to a run."""
@@ -348,9 +355,14 @@ class Trainer:
         train, total = self.data.tokens["train"], c.max_iters * c.tokens_per_step
         splits = ", ".join(f"{split} {tokens:,}" for split, tokens in self.data.tokens.items())
         processes = f", {self.device.world_size} processes" if self.device.world_size > 1 else ""
-        if c.decay_lr and warmup_steps(c) != c.warmup_iters:
-            end = c.lr_decay_iters or c.max_iters
-            self.notes.append(f"warmup_iters={c.warmup_iters} would fill all {end} steps: {warmup_steps(c)} are used")
+        if c.decay_lr and c.warmup_steps != c.warmup_iters:
+            text = f"warmup_iters={c.warmup_iters} would fill all {c.decay_steps} steps: {c.warmup_steps} are used"
+            self.notes.append(text)
+        if c.decay_lr and c.decay_steps < c.max_iters:
+            text = (
+                f"lr_decay_iters={c.decay_steps} is less than max_iters={c.max_iters}: the steps after it run at min_lr"
+            )
+            self.notes.append(text)
         return [
             f"device   {self.device.describe()}{processes}",
             f"model    {shape.n_layer} layers, {shape.n_head} heads, width {shape.n_embd}, context {shape.block_size}, "
@@ -389,7 +401,7 @@ class Trainer:
             with Signals() as signals:
                 if self.step == 0:
                     self.evaluate_and_save()
-                while self.step < c.max_iters and not signals.received:
+                while self.step < c.max_iters and not (signals.received or self.out_of_patience):
                     loss, norm, lr = self.train_step()
                     self.step += 1
                     self.tokens += c.tokens_per_step
@@ -399,7 +411,7 @@ class Trainer:
                     last = self.step == c.max_iters
                     if self.step % c.eval_interval == 0 or last:
                         self.evaluate_and_save()
-                    if self.step % c.checkpoint_interval == 0 or last or signals.received:
+                    if self.step % c.checkpoint_interval == 0 or last or signals.received or self.out_of_patience:
                         self.save_state()
             exit_code = 128 + signals.received if signals.received else 0
             self.finish(signals.received)
@@ -407,13 +419,18 @@ class Trainer:
             self.log.close(exit_code)
         return exit_code
 
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether the validation loss has not improved for as many evaluations as the settings allow."""
+        return 0 < self.config.patience <= self.evaluations_since_best
+
     def train_step(self) -> tuple[torch.Tensor, torch.Tensor, float]:
         """One update. Returns mean loss and gradient norm, still on the device, and the learning rate.
 
         Nothing here waits for the device, so on a GPU the next batch is read while this one is computed.
         """
         c, ranks = self.config, self.device.world_size
-        lr = learning_rate(self.step, c)
+        lr = c.learning_rate_at(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         seed_streams(c.seed, self.step, self.device.rank)  # dropout repeats whenever this step does
@@ -430,8 +447,13 @@ class Trainer:
             mean_loss += loss.detach()
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), c.grad_clip or math.inf)
-        self.scaler.step(self.optimizer)
+        finite = norm.isfinite() & mean_loss.isfinite()
+        if not self.scaler.is_enabled():
+            self.optimizer.found_inf = (~finite).float()  # a fused optimizer leaves its step out where this is 1
+        self.scaler.step(self.optimizer)  # float16 looks for overflow itself
         self.scaler.update()
+        self.bad_steps = torch.where(finite, 0.0, self.bad_steps + 1)
+        self.skipped_steps += ~finite
         self.optimizer.zero_grad(set_to_none=True)
         return mean_loss, norm, lr
 
@@ -458,19 +480,17 @@ class Trainer:
 
     def log_step(self, loss: torch.Tensor, norm: torch.Tensor, lr: float) -> None:
         """Writes one training event; this is where the device is waited for."""
-        mean = (sum_over_ranks(loss) / self.device.world_size).item()
-        if not math.isfinite(mean):
-            raise UserError(
-                f"the loss is {mean} at step {self.step}: {self.folder}/last.pt holds the last good state, if one was "
-                "saved; a lower --learning_rate or --grad_clip, or --dtype=bfloat16, are what to try"
-            )
+        mean, bad_steps = (sum_over_ranks(loss) / self.device.world_size).item(), int(self.bad_steps)
+        if bad_steps >= (BAD_STEPS_FLOAT16 if self.scaler.is_enabled() else BAD_STEPS):
+            raise self.diverged(f"loss {mean} and gradient norm {norm.item()}, {bad_steps} steps in a row")
         now, (then, tokens_then) = time.monotonic(), self.mark
         rate = (self.tokens - tokens_then) / max(now - then, 1e-9)
         self.mark, self.elapsed_seconds = (now, self.tokens), now - self.started
         peak = self.device.peak_flops
         mfu = rate * flops_per_token(self.model.config) / (peak * self.device.world_size) if peak else None
         fields = {"loss": mean, "lr": lr, "grad_norm": norm.item(), "tokens": self.tokens, "tokens_per_second": rate}
-        self.log.event("train", self.step, **fields, mfu=mfu, elapsed_seconds=self.elapsed_seconds)
+        fields |= {"mfu": mfu, "elapsed_seconds": self.elapsed_seconds, "skipped_steps": int(self.skipped_steps)}
+        self.log.event("train", self.step, **fields)
         left = (self.config.max_iters - self.step) * self.config.tokens_per_step / rate
         shown = f"loss {mean:.4f} lr {lr:.2e} {rate:,.0f} tokens/s" + (f" mfu {mfu:.1%}" if mfu else "")
         self.log.show(f"step {self.step:,}/{self.config.max_iters:,}: ", shown, f", {format_duration(left)} left")
@@ -479,8 +499,11 @@ class Trainer:
         """Evaluates; saves the model when it is the best so far, and the full state where that is asked for."""
         paused = time.monotonic()
         train, val = self.evaluate()
+        if math.isnan(val):
+            raise self.diverged(f"validation loss {val}")
         self.log.event("eval", self.step, train_loss=train, val_loss=val, val_perplexity=perplexity(val))
         better = val < self.best_val_loss and self.step > 0
+        self.evaluations_since_best = 0 if better or self.step == 0 else self.evaluations_since_best + 1
         self.log.say(f"step {self.step:,}: {evaluation_line(train, val)}{', the best so far' * better}")
         if better:
             self.best_val_loss = val
@@ -497,6 +520,7 @@ class Trainer:
         self.elapsed_seconds = paused - self.started
         if self.device.is_main:
             counters = {"tokens": self.tokens, "elapsed_seconds": self.elapsed_seconds, "wandb_id": self.wandb_id}
+            counters |= {"evaluations_since_best": self.evaluations_since_best}
             learned = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
             path = self.folder / "last.pt"
             save_checkpoint(path, self.model_state() | learned | counters, self.folder / "previous.pt")
@@ -507,8 +531,17 @@ class Trainer:
         """Takes the time since then out of the tokens a second."""
         self.mark = (self.mark[0] + time.monotonic() - since, self.mark[1])
 
+    def diverged(self, what: str) -> UserError:
+        """The error of a run that cannot go on."""
+        saved = next((name for name in ("last.pt", "my_own_llm.pt") if (self.folder / name).exists()), None)
+        good = f"{self.folder}/{saved} is the last good one" if saved else "nothing was saved yet"
+        hint = "try a lower --learning_rate or --grad_clip, more --warmup_iters, or --dtype=bfloat16 or float32"
+        return UserError(f"{what} at step {self.step:,}: no such step was applied or saved, {good}; {hint}")
+
     def model_state(self) -> dict[str, Any]:
         """The weights and all that sample.py, an export or a fine-tuning needs beside them: plain values alone."""
+        if not torch.stack([p.isfinite().all() for p in self.model.parameters()]).all():
+            raise self.diverged("weights that are not finite")
         tokenizer = dict(self.data.meta["tokenizer"])
         if tokenizer["kind"] == "file":
             tokenizer["json"] = (self.data.folder / "tokenizer.json").read_text(encoding="utf-8")
@@ -529,6 +562,8 @@ class Trainer:
         went = format_duration(self.elapsed_seconds)
         memory = self.device.peak_memory_bytes
         peak = f", peak memory {memory / 2**30:.2f} GiB" if memory else ""
+        if self.out_of_patience and not signal_number:
+            self.log.say(f"no better validation loss in {self.evaluations_since_best} evaluations: stopped early")
         if signal_number:
             self.log.say(f"stopped and saved at step {self.step:,}: --init_from=resume goes on ({self.folder}/last.pt)")
         else:

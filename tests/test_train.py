@@ -1,9 +1,652 @@
-"""train.py: the loop, its files and its faults."""
+"""train.py: the loop, its numbers, its files and its faults, on the tiny data set."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, SHARED, TINY, assert_loud, read_events, run_program
+
 import train
-from conftest import TINY, read_events
+from checkpoint import load_checkpoint
+from configurator import load_config
+from dataset import TokenData
+from device import Device, choose_device
+
+
+def fit(*flags: str) -> int:
+    """Trains in this process with the tiny settings."""
+    return train.main([*TINY, *flags])
+
+
+def weights(folder: Path, name: str = "last.pt") -> dict[str, torch.Tensor]:
+    return load_checkpoint(folder / name)["model"]
+
+
+def assert_same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float = 0.0) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=tolerance, msg=name)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {event["iter"]: event["loss"] for event in read_events(folder, "train")}
+
+
+def make_trainer(*flags: str, device: Device | None = None) -> train.Trainer:
+    config, _ = load_config(train.TrainConfig, [*TINY, *flags])
+    data = TokenData(Path(config.data_dir) / config.dataset, config.block_size, config.seed)
+    return train.Trainer(config, device or choose_device("cpu", "float32"), data, None)
+
+
+# --- a run -----------------------------------------------------------------------------------------------------
+
 
 def test_loss_starts_at_the_logarithm_of_the_vocabulary_and_falls(tiny):
-    assert train.main([*TINY, "--max_iters=20", "--eval_interval=10"]) == 0
+    assert fit("--max_iters=60", "--lr_decay_iters=60", "--learning_rate=1e-2", "--eval_interval=20") == 0
     evals = read_events(tiny / "out", "eval")
-    print(evals)
-    assert [e["iter"] for e in evals] == [0, 10, 20]
+    assert [event["iter"] for event in evals] == [0, 20, 40, 60]
+    assert evals[0]["val_loss"] == pytest.approx(math.log(29), abs=0.3)
+    assert evals[-1]["val_loss"] < 2.6 < evals[0]["val_loss"]
+    assert evals[-1]["val_perplexity"] == pytest.approx(math.exp(evals[-1]["val_loss"]))
+
+
+def test_a_run_leaves_the_files_and_events_of_the_design(tiny):
+    assert fit("--max_iters=20", "--eval_interval=10", "--checkpoint_interval=5", "--log_interval=5") == 0
+    out = tiny / "out"
+    assert {path.name for path in out.iterdir()} == {
+        ".lock", "my_own_llm.pt", "last.pt", "previous.pt", "config.json", "metrics.jsonl", "loss.png"
+    }  # fmt: skip
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((out / "config.json").read_text())["n_embd"] == 32
+    kinds = [json.loads(line)["event"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert kinds[0] == "start" and kinds[-1] == "end" and kinds.count("checkpoint") == 4
+    event = read_events(out, "train")[-1]
+    assert event.keys() >= {"loss", "lr", "grad_norm", "tokens", "tokens_per_second", "mfu", "elapsed_seconds"}
+    assert event["tokens"] == 20 * 64 and event["iter"] == 20
+    best = load_checkpoint(out / "my_own_llm.pt")
+    assert "optimizer" not in best and best["tokenizer"]["json"] and best["model_args"]["gelu"] == "tanh"
+
+
+def test_what_a_person_sees_before_the_first_step(tiny):
+    process = run_program("train.py", *TINY, "--max_iters=4", cwd=tiny)
+    assert process.returncode == 0, process.stderr
+    for part in (
+        "settings from flags: dataset=tiny",
+        "device   cpu",
+        "2 layers, 2 heads, width 32, context 16, 30,080 parameters (vocabulary 29, 128 rows)",
+        "data     data/tiny: train 2,431, val 270 tokens",
+        "4 × 16 × 1 = 64 tokens a step",
+        "4 steps = 256 tokens = 0.1 epochs",
+    ):
+        assert part in process.stdout, part
+
+
+def test_every_checkpoint_holds_plain_values_and_tensors_alone(tiny):
+    """H23."""
+    assert fit("--max_iters=4", "--eval_interval=2") == 0
+    for name in ("last.pt", "my_own_llm.pt"):
+        state = torch.load(tiny / "out" / name, weights_only=True)
+        assert type(state["best_val_loss"]) is float and type(state["iter_num"]) is int
+        assert not any("_orig_mod" in key or "module." in key for key in state["model"])
+
+
+def test_the_last_weights_are_saved_and_the_step_counts_updates(tiny):
+    """H20: eight steps are eight updates, and their result is on disk."""
+    trainer = make_trainer("--max_iters=8", "--eval_interval=100")
+    for _ in range(8):
+        trainer.train_step()
+        trainer.step += 1
+    assert fit("--max_iters=8", "--eval_interval=100") == 0
+    state = load_checkpoint(tiny / "out" / "last.pt")
+    assert state["iter_num"] == 8
+    assert_same_weights(state["model"], dict(trainer.model.state_dict()))
+    assert load_checkpoint(tiny / "out" / "my_own_llm.pt")["iter_num"] == 8
+
+
+def test_the_learning_rate_is_a_closed_form_of_the_step():
+    """H17."""
+    flags = ["--learning_rate=6e-4", "--min_lr=6e-5", "--warmup_iters=10", "--lr_decay_iters=100"]
+    config, _ = load_config(train.TrainConfig, flags)
+    expected = {0: 5.4545e-5, 9: 5.4545e-4, 10: 6e-4, 55: 3.3e-4, 100: 6e-5, 500: 6e-5}
+    for step, rate in expected.items():
+        assert config.learning_rate_at(step) == pytest.approx(rate, rel=1e-4)
+    config, _ = load_config(train.TrainConfig, ["--max_iters=1000", "--warmup_iters=10"])
+    assert config.learning_rate_at(1000) == pytest.approx(6e-5)  # a tenth, at max_iters
+    assert load_config(train.TrainConfig, ["--decay_lr=no"])[0].learning_rate_at(0) == 6e-4
+    short, _ = load_config(train.TrainConfig, ["--max_iters=200"])
+    assert short.warmup_steps == 20  # not 2,000 of 200
+
+
+def test_weight_decay_touches_matrices_alone(tiny):
+    """H26."""
+    trainer = make_trainer("--n_layer=1")
+    decayed, plain = trainer.optimizer.param_groups
+    assert len(decayed["params"]) == 6 and decayed["weight_decay"] == 0.1
+    assert len(plain["params"]) == 10 and plain["weight_decay"] == 0.0
+    assert len({id(p) for group in (decayed, plain) for p in group["params"]}) == len(list(trainer.model.parameters()))
+
+
+# --- numbers that agree ----------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_repeats_an_unbroken_one_bit_for_bit(tiny):
+    """H15, with dropout, accumulation and evaluations on the way."""
+    flags = ("--dropout=0.2", "--gradient_accumulation_steps=3", "--eval_interval=4", "--log_interval=1")
+    assert fit("--max_iters=12", "--out_dir=straight", *flags) == 0
+    assert fit("--max_iters=8", "--out_dir=broken", *flags) == 0
+    assert train.main(["--init_from=resume", "--out_dir=broken", "--max_iters=12"]) == 0
+    assert losses(tiny / "straight") == losses(tiny / "broken")
+    straight, broken = (load_checkpoint(tiny / name / "last.pt") for name in ("straight", "broken"))
+    assert_same_weights(straight["model"], broken["model"])
+    for a, b in zip(straight["optimizer"]["state"].values(), broken["optimizer"]["state"].values(), strict=True):
+        assert torch.equal(a["exp_avg"], b["exp_avg"]) and torch.equal(a["exp_avg_sq"], b["exp_avg_sq"])
+    assert straight["best_val_loss"] == broken["best_val_loss"] and straight["tokens"] == broken["tokens"]
+    assert broken["elapsed_seconds"] > 0
+
+
+def test_evaluating_changes_neither_training_nor_its_own_result(tiny):
+    """H16."""
+    flags = ("--max_iters=8", "--dropout=0.1", "--log_interval=1")
+    assert fit("--eval_interval=4", "--out_dir=a", *flags) == 0
+    assert fit("--eval_interval=1", "--out_dir=b", *flags) == 0
+    assert losses(tiny / "a") == losses(tiny / "b")
+    often = {event["iter"]: event["val_loss"] for event in read_events(tiny / "b", "eval")}
+    assert all(often[event["iter"]] == event["val_loss"] for event in read_events(tiny / "a", "eval"))
+
+
+def test_accumulation_equals_a_large_batch(tiny):
+    """H33."""
+    assert fit("--max_iters=3", "--batch_size=8", "--out_dir=a") == 0
+    assert fit("--max_iters=3", "--batch_size=2", "--gradient_accumulation_steps=4", "--out_dir=b") == 0
+    assert_same_weights(weights(tiny / "a"), weights(tiny / "b"), tolerance=1e-5)
+    assert losses(tiny / "a")[1] == pytest.approx(losses(tiny / "b")[1], abs=1e-5)
+
+
+def test_logged_loss_is_the_mean_over_micro_steps(tiny):
+    trainer = make_trainer("--gradient_accumulation_steps=4")
+    singles = []
+    for micro_step in range(4):
+        x, y = (torch.from_numpy(array) for array in trainer.data.train_batch(micro_step * 4, 4))
+        singles.append(trainer.model(x, y).item())
+    assert trainer.train_step()[0].item() == pytest.approx(sum(singles) / 4, abs=1e-6)
+    assert len(set(singles)) == 4
+
+
+def test_gradient_checkpointing_gives_the_same_losses(tiny):
+    flags = ("--max_iters=6", "--dropout=0.3", "--log_interval=1")
+    assert fit("--out_dir=a", *flags) == 0
+    assert fit("--out_dir=b", "--gradient_checkpointing=true", *flags) == 0
+    a, b = losses(tiny / "a"), losses(tiny / "b")
+    assert all(a[step] == pytest.approx(b[step], abs=1e-6) for step in a)
+
+
+def test_gradient_checkpointing_saves_memory(tiny):
+    """Bytes that autograd keeps for the backward pass, storages once."""
+
+    def kept(*flags: str) -> int:
+        trainer = make_trainer("--n_layer=4", *flags)
+        storages = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        x, y = (torch.from_numpy(array) for array in trainer.data.train_batch(0, 4))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            trainer.model(x, y)
+        return sum(storages.values())
+
+    assert kept("--gradient_checkpointing=true") < 0.6 * kept()
+
+
+@pytest.mark.slow
+def test_compile_gives_the_same_losses(tiny):
+    if train.compile_obstacle(choose_device("cpu", "float32")):
+        pytest.skip("no compiler")
+    assert fit("--max_iters=3", "--n_layer=1", "--log_interval=1", "--out_dir=a") == 0
+    assert fit("--max_iters=3", "--n_layer=1", "--log_interval=1", "--out_dir=b", "--compile=true") == 0
+    a, b = losses(tiny / "a"), losses(tiny / "b")
+    assert all(a[step] == pytest.approx(b[step], abs=1e-4) for step in a)
+
+
+# --- resuming --------------------------------------------------------------------------------------------------
+
+
+def test_settings_given_on_resume_win_and_are_told(tiny):
+    """H18."""
+    assert fit("--max_iters=4") == 0
+    process = run_program(
+        "train.py", "--init_from=resume", "--learning_rate=2e-4", "--decay_lr=False", "--max_iters=6",
+        "--weight_decay=0.3", "--beta2=0.9", "--log_interval=1", cwd=tiny,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    assert "learning_rate was 0.001, now 0.0002" in process.stdout and "weight_decay was 0.1, now 0.3" in process.stdout
+    assert [event["lr"] for event in read_events(tiny / "out", "train") if event["iter"] > 4] == [2e-4, 2e-4]
+    groups = torch.load(tiny / "out" / "last.pt", weights_only=True)["optimizer"]["param_groups"]
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0] and groups[0]["betas"][1] == 0.9
+
+
+def test_a_longer_run_on_resume_stretches_the_schedule(tiny):
+    """H19."""
+    assert fit("--max_iters=10", "--lr_decay_iters=10") == 0
+    flags = ["--init_from=resume", "--max_iters=20", "--lr_decay_iters=20", "--log_interval=1"]
+    assert train.main(flags) == 0
+    rates = {event["iter"]: event["lr"] for event in read_events(tiny / "out", "train")}
+    assert rates[11] == pytest.approx(6.2814e-4, rel=1e-4)
+
+
+def test_more_steps_without_a_longer_decay_is_told(tiny):
+    """H19: the extension would run at min_lr."""
+    assert fit("--max_iters=10", "--lr_decay_iters=10") == 0
+    process = run_program("train.py", "--init_from=resume", "--max_iters=14", cwd=tiny)
+    assert process.returncode == 0 and "lr_decay_iters=10 is less than max_iters=14" in process.stdout
+
+
+@pytest.mark.parametrize("flag", ["--block_size=64", "--n_layer=3", "--bias=false", "--n_embd=64", "--gelu=exact"])
+def test_another_shape_on_resume_is_refused(tiny, flag):
+    """H30."""
+    assert fit("--max_iters=2") == 0
+    before = (tiny / "out" / "last.pt").read_bytes()
+    process = run_program("train.py", "--init_from=resume", flag, "--max_iters=4", cwd=tiny)
+    key, value = flag[2:].split("=")
+    assert_loud(process, key, value.capitalize() if value == "false" else value, "--out_dir")
+    assert (tiny / "out" / "last.pt").read_bytes() == before
+
+
+def test_other_data_on_resume_is_refused(tiny):
+    import prepare
+
+    assert fit("--max_iters=2") == 0
+    (tiny / "other.txt").write_text("the lazy dog. " * 400)
+    flags = [f"--tokenizer={tiny / 'data/tiny/tokenizer.json'}", "--num_proc=1", f"--data_dir={tiny / 'more'}"]
+    assert prepare.main(["--dataset=other", f"--input={tiny / 'other.txt'}", *flags]) == 0
+    flags = ["--init_from=resume", "--data_dir=more", "--dataset=other", "--max_iters=4"]
+    assert_loud(run_program("train.py", *flags, cwd=tiny), "was trained on", "other")
+
+
+def test_resuming_a_finished_run_says_so_and_touches_nothing(tiny):
+    assert fit("--max_iters=4") == 0
+    before = {path.name: path.read_bytes() for path in (tiny / "out").iterdir()}
+    process = run_program("train.py", "--init_from=resume", cwd=tiny)
+    assert process.returncode == 0 and "finished at step 4" in process.stdout
+    assert {path.name: path.read_bytes() for path in (tiny / "out").iterdir()} == before
+
+
+def test_resuming_nothing_is_a_loud_error(tiny):
+    assert_loud(run_program("train.py", *TINY, "--init_from=resume", "--out_dir=nix", cwd=tiny), "nix", "last.pt")
+    assert not (tiny / "nix").exists()
+
+
+def test_a_moved_run_goes_on_in_its_new_folder(tiny):
+    assert fit("--max_iters=2", "--out_dir=old") == 0
+    os.rename(tiny / "old", tiny / "new")
+    assert train.main(["--init_from=resume", "--out_dir=new", "--max_iters=4"]) == 0
+    assert load_checkpoint(tiny / "new" / "last.pt")["iter_num"] == 4 and not (tiny / "old").exists()
+
+
+def test_metrics_hold_each_step_once_after_a_kill(tiny):
+    """Steps after the last checkpoint come again; their first account is dropped."""
+    assert fit("--max_iters=4", "--log_interval=1") == 0
+    with open(tiny / "out" / "metrics.jsonl", "a") as file:
+        file.write('{"event": "train", "iter": 5, "loss": 9.0, "lr": 0.1}\n{"event": "tra')
+    assert train.main(["--init_from=resume", "--max_iters=6", "--log_interval=1"]) == 0
+    assert [event["iter"] for event in read_events(tiny / "out", "train")] == [1, 2, 3, 4, 5, 6]
+    assert losses(tiny / "out")[5] < 5
+
+
+# --- what is kept and refused ------------------------------------------------------------------------------------
+
+
+def test_the_best_model_stays_when_later_ones_are_worse(tiny, monkeypatch):
+    """H25."""
+    values = iter([9.9, 3.0, 2.0, 2.5, 2.2])
+    monkeypatch.setattr(train.Trainer, "evaluate", lambda self: (1.0, next(values)))
+    assert fit("--max_iters=8", "--eval_interval=2", "--always_save_checkpoint=true") == 0
+    best, last = (load_checkpoint(tiny / "out" / name) for name in ("my_own_llm.pt", "last.pt"))
+    assert best["best_val_loss"] == 2.0 and best["iter_num"] == 4
+    assert last["best_val_loss"] == 2.0 and last["iter_num"] == 8
+    values = iter([2.1])
+    assert train.main(["--init_from=resume", "--max_iters=10"]) == 0
+    assert load_checkpoint(tiny / "out" / "my_own_llm.pt")["iter_num"] == 4
+
+
+def test_patience_stops_after_evaluations_without_improvement(tiny, monkeypatch):
+    values = iter([9.9, 3.0, 2.0, 2.5, 2.2, 1.0])
+    monkeypatch.setattr(train.Trainer, "evaluate", lambda self: (1.0, next(values)))
+    assert fit("--max_iters=20", "--eval_interval=2", "--patience=2") == 0
+    assert load_checkpoint(tiny / "out" / "last.pt")["iter_num"] == 8
+
+
+def test_an_existing_run_is_never_overwritten_unasked(tiny):
+    assert fit("--max_iters=2") == 0
+    before = (tiny / "out" / "last.pt").read_bytes()
+    process = run_program("train.py", *TINY, "--max_iters=4", cwd=tiny)
+    assert_loud(process, "out already holds a run", "--init_from=resume", "--overwrite=true")
+    assert (tiny / "out" / "last.pt").read_bytes() == before
+    assert fit("--max_iters=4", "--overwrite=true") == 0
+    assert load_checkpoint(tiny / "out" / "last.pt")["iter_num"] == 4 and not (tiny / "out" / "previous.pt").exists()
+
+
+def test_a_second_training_on_one_run_folder_is_refused(tiny):
+    import checkpoint
+
+    lock = checkpoint.lock_run_folder(tiny / "out") if (tiny / "out").mkdir() is None else None
+    assert_loud(run_program("train.py", *TINY, "--max_iters=2", cwd=tiny), "another training", "--out_dir")
+    lock.close()
+
+
+def test_eval_only_writes_nothing(tiny):
+    assert fit("--max_iters=4") == 0
+    before = {path.name: path.read_bytes() for path in (tiny / "out").iterdir()}
+    process = run_program("train.py", "--init_from=resume", "--eval_only=true", cwd=tiny)
+    assert process.returncode == 0 and "val perplexity" in process.stdout
+    assert {path.name: path.read_bytes() for path in (tiny / "out").iterdir()} == before
+    assert run_program("train.py", *TINY, "--eval_only=true", "--out_dir=none", cwd=tiny).returncode == 0
+    assert not (tiny / "none").exists()
+
+
+def test_weights_of_another_checkpoint_start_a_new_run(tiny):
+    assert fit("--max_iters=4", "--out_dir=base") == 0
+    flags = ["--init_from=base/my_own_llm.pt", "--max_iters=2", "--out_dir=next", "--learning_rate=1e-9", "--min_lr=0"]
+    assert fit(*flags) == 0
+    assert_same_weights(weights(tiny / "base", "my_own_llm.pt"), weights(tiny / "next"), tolerance=1e-6)
+    assert load_checkpoint(tiny / "next" / "last.pt")["iter_num"] == 2
+
+
+def test_no_gpu_is_an_error_that_names_the_ways_out(tiny):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert_loud(run_program("train.py", "--dataset=tiny", cwd=tiny), "config/train_demo.py", "--device=cpu")
+    assert not (tiny / "out").exists()
+
+
+def test_float16_without_cuda_is_an_error(tiny):
+    """H27."""
+    process = run_program("train.py", *TINY, "--dtype=float16", "--max_iters=2", cwd=tiny)
+    assert_loud(process, "float16", "cpu", "--dtype=float32")
+
+
+def test_the_effective_number_format_is_recorded(tiny):
+    flags = [flag for flag in TINY if "dtype" not in flag]
+    assert train.main([*flags, "--max_iters=1"]) == 0
+    said = load_checkpoint(tiny / "out" / "last.pt")["config"]["dtype"]
+    assert said == ("bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32")
+
+
+def test_validation_shorter_than_the_context_is_an_error(tiny):
+    """H03."""
+    process = run_program("train.py", *TINY, "--block_size=400", cwd=tiny)
+    assert_loud(process, "split val", "270", "401")
+    assert not (tiny / "out").exists()
+
+
+def test_missing_data_names_the_command_that_makes_it(tiny):
+    assert_loud(run_program("train.py", *TINY, "--dataset=nix", cwd=tiny), "data/nix", "./prepare_data.sh")
+
+
+def test_ids_outside_the_vocabulary_are_named(tmp_path):
+    """H29."""
+    folder = tmp_path / "data" / "tiny"
+    folder.mkdir(parents=True)
+    ids = np.full(400, 7, dtype="<u2")
+    ids[200] = 100
+    for split in ("train", "val"):
+        ids.tofile(folder / f"{split}.bin")
+    splits = {split: {"tokens": 400, "documents": 1} for split in ("train", "val")}
+    meta = {"format_version": 1, "dtype": "uint16", "splits": splits, "vocab_size": 65, "eot_id": 0}
+    (folder / "meta.json").write_text(json.dumps(meta | {"tokenizer": {"kind": "gpt2", "name": "gpt2"}}))
+    process = run_program("train.py", *TINY, "--max_iters=30", cwd=tmp_path)
+    assert_loud(process, "train.bin", "id 100", "vocab_size is 65")
+
+
+def test_a_data_folder_of_nanogpt_trains_with_gpt2s_vocabulary(tmp_path):
+    folder = tmp_path / "data" / "tiny"
+    folder.mkdir(parents=True)
+    for split in ("train", "val"):
+        np.random.default_rng(0).integers(0, 50257, 500).astype("<u2").tofile(folder / f"{split}.bin")
+    process = run_program("train.py", *TINY, "--max_iters=2", cwd=tmp_path)
+    assert process.returncode == 0 and "GPT-2's vocabulary" in process.stdout
+    assert load_checkpoint(tmp_path / "out" / "my_own_llm.pt")["model_args"]["vocab_size"] == 50304
+
+
+def test_data_without_a_validation_split_trains(tmp_path, monkeypatch):
+    import prepare
+
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("the quick brown fox. " * 300)
+    flags = ["--dataset=tiny", "--input=a.txt", "--val_fraction=0", "--num_proc=1", "--tokenizer=train"]
+    assert prepare.main([*flags, "--vocab_size=280"]) == 0
+    assert not Path("data/tiny/val.bin").exists()
+    process = run_program("train.py", *TINY, "--max_iters=2", cwd=tmp_path)
+    assert process.returncode == 0 and "no val.bin" in process.stdout
+    assert Path("out/my_own_llm.pt").exists()
+
+
+# --- when things go wrong ----------------------------------------------------------------------------------------
+
+
+def test_out_of_memory_is_one_message_in_order_and_the_run_stays_valid(tiny, monkeypatch, capsys):
+    assert fit("--max_iters=4") == 0
+    before = (tiny / "out" / "last.pt").read_bytes()
+
+    def full(self):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.53 GiB")
+
+    monkeypatch.setattr(train.Trainer, "train_step", full)
+    assert train.main(["--init_from=resume", "--max_iters=8"]) == 2
+    line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("error:"))
+    order = [
+        "batch_size=4",
+        "--batch_size=2 --gradient_accumulation_steps=2",
+        "--gradient_checkpointing=true",
+        "smaller",
+    ]
+    assert [line.index(part) for part in order] == sorted(line.index(part) for part in order)
+    assert (tiny / "out" / "last.pt").read_bytes() == before
+
+
+def test_a_weight_that_is_not_finite_stops_the_run_and_is_never_saved(tiny):
+    """H24."""
+    assert fit("--max_iters=2") == 0
+    path = tiny / "out" / "last.pt"
+    state = torch.load(path, weights_only=True)
+    state["model"]["transformer.h.0.mlp.c_fc.weight"][0, 0] = math.nan
+    torch.save(state, path)
+    before = path.read_bytes()
+    process = run_program("train.py", "--init_from=resume", "--eval_interval=2", "--max_iters=6", cwd=tiny)
+    assert_loud(process, "nan", "step 4", "last.pt", "--learning_rate")
+    assert path.read_bytes() == before
+    assert all(torch.isfinite(tensor).all() for tensor in weights(tiny / "out", "my_own_llm.pt").values())
+
+
+def test_a_step_with_a_gradient_that_is_not_finite_is_left_out(tiny):
+    trainer = make_trainer("--dropout=0")
+    trainer.train_step()
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    steps = [float(state["step"]) for state in trainer.optimizer.state.values()]
+    hook = trainer.model.lm_head.weight.register_hook(lambda gradient: gradient * math.inf)
+    trainer.train_step()
+    hook.remove()
+    assert_same_weights(before, dict(trainer.model.state_dict()))
+    assert [float(state["step"]) for state in trainer.optimizer.state.values()] == steps
+    assert int(trainer.skipped_steps) == 1 and int(trainer.bad_steps) == 1
+    trainer.train_step()
+    assert int(trainer.bad_steps) == 0
+    assert not torch.equal(before["lm_head.weight"], trainer.model.lm_head.weight)
+
+
+def test_float16_scales_the_loss_and_leaves_overflowing_steps_out(tiny):
+    """The scaler of a CUDA run, on the CPU: choose_device refuses this to users."""
+    trainer = make_trainer("--n_embd=16", device=Device("cpu", "test", torch.float16))
+    assert trainer.scaler.is_enabled() and trainer.scaler.get_scale() == 2.0**16
+    first = trainer.train_step()[0].item()
+    for _ in range(5):
+        trainer.step += 1
+        last = trainer.train_step()[0].item()
+    assert last < first
+    before, scale = trainer.model.lm_head.weight.clone(), trainer.scaler.get_scale()
+    hook = trainer.model.lm_head.weight.register_hook(lambda gradient: gradient * math.inf)
+    trainer.train_step()
+    hook.remove()
+    assert torch.equal(before, trainer.model.lm_head.weight) and trainer.scaler.get_scale() == scale / 2
+
+
+def test_bfloat16_autocast_trains(tiny):
+    assert fit("--n_embd=16", "--dtype=bfloat16", "--max_iters=4", "--log_interval=1") == 0
+    assert losses(tiny / "out")[4] < losses(tiny / "out")[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_run_goes_on_from_there(tiny, number):
+    """H31."""
+    command = [sys.executable, str(ROOT / "train.py"), *TINY, "--max_iters=100000", "--eval_interval=100000"]
+    process = subprocess.Popen(command, cwd=tiny, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in process.stdout:
+        if line.startswith("step 50/"):
+            break
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 128 + number and "Traceback" not in output
+    assert "stopped and saved at step" in output
+    state = torch.load(tiny / "out" / "last.pt", weights_only=True)
+    updates = {float(entry["step"]) for entry in state["optimizer"]["state"].values()}
+    assert updates == {float(state["iter_num"])} and state["iter_num"] >= 50
+    assert train.main(["--init_from=resume", f"--max_iters={state['iter_num'] + 2}"]) == 0
+
+
+def test_a_second_signal_stops_at_once(tiny, monkeypatch):
+    slow = (
+        "import sys, time; sys.path.insert(0, sys.argv.pop(1)); import train; step = train.Trainer.train_step\n"
+        "def crawl(self):\n    print('crawling', flush=True); time.sleep(60); return step(self)\n"
+        "train.Trainer.train_step = crawl; sys.exit(train.main())"
+    )
+    command = [sys.executable, "-c", slow, str(ROOT), *TINY, "--max_iters=10"]
+    process = subprocess.Popen(command, cwd=tiny, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in process.stdout:
+        if "crawling" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 130
+
+
+# --- Weights & Biases --------------------------------------------------------------------------------------------
+
+
+def test_wandb_is_imported_only_when_asked_for(tiny):
+    """H32."""
+    stub = tiny / "stub"
+    stub.mkdir()
+    (stub / "wandb.py").write_text("raise ImportError('blocked')")
+    env = {"PYTHONPATH": str(stub)}
+    assert run_program("train.py", *TINY, "--max_iters=1", cwd=tiny, env=env).returncode == 0
+    process = run_program("train.py", *TINY, "--max_iters=1", "--wandb_log=True", "--out_dir=b", cwd=tiny, env=env)
+    assert_loud(process, "wandb", "pip install wandb")
+    assert not (tiny / "b").exists()
+
+
+def test_wandb_gets_the_numbers_and_a_resumed_run_its_old_id(tiny, monkeypatch):
+    calls, logged = [], []
+
+    class Run:
+        id = "run-1"
+
+        def log(self, numbers, step):
+            logged.append((step, numbers))
+
+        def finish(self, exit_code):
+            calls.append(("finish", exit_code))
+
+    class Wandb:
+        @staticmethod
+        def init(**settings):
+            calls.append(("init", settings["id"]))
+            return Run()
+
+    import progress
+
+    monkeypatch.setattr(train, "import_wandb", lambda: Wandb)
+    monkeypatch.setattr(progress, "import_wandb", lambda: Wandb)
+    assert fit("--max_iters=2", "--log_interval=1", "--wandb_log=true") == 0
+    assert train.main(["--init_from=resume", "--max_iters=3"]) == 0
+    assert calls == [("init", None), ("finish", 0), ("init", "run-1"), ("finish", 0)]
+    assert any("train/loss" in numbers for _, numbers in logged) and any("eval/val_loss" in n for _, n in logged)
+
+
+@pytest.mark.slow
+def test_wandb_works_offline(tiny):
+    process = run_program("train.py", *TINY, "--max_iters=2", "--wandb_log=true", cwd=tiny)
+    assert process.returncode == 0, process.stderr
+    assert list((tiny / "out" / "wandb").glob("offline-run-*"))
+
+
+# --- several processes ---------------------------------------------------------------------------------------------
+
+
+def torchrun(processes: int, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, str(ROOT / "train.py"), *TINY, *flags], cwd=cwd, env=env, text=True, capture_output=True, timeout=120
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_with_the_same_global_batch(tiny):
+    """H34, H35, H36: gloo on the CPU, one copy of each line, the ranks share the work of one step out."""
+    flags = ("--gradient_accumulation_steps=4", "--max_iters=4", "--log_interval=1", "--eval_interval=2")
+    process = torchrun(2, "--out_dir=two", "--backend=gloo", *flags, cwd=tiny)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("step 4: train loss") == 1 and "4 × 16 × 4 = 256 tokens a step" in process.stdout
+    assert fit("--out_dir=one", *flags) == 0
+    one, two = losses(tiny / "one"), losses(tiny / "two")
+    assert one.keys() == two.keys() and all(one[s] == pytest.approx(two[s], abs=1e-5) for s in one)
+    assert_same_weights(weights(tiny / "one"), weights(tiny / "two"), tolerance=1e-5)
+    assert train.main(["--init_from=resume", "--out_dir=two", "--max_iters=6"]) == 0
+
+
+@pytest.mark.slow
+def test_accumulation_that_the_processes_cannot_share_is_one_error(tiny):
+    process = torchrun(2, "--gradient_accumulation_steps=3", cwd=tiny)
+    assert process.returncode != 0
+    assert process.stderr.count("error: gradient_accumulation_steps=3 is not divisible by the 2 processes") == 1
+
+
+# --- real text -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (SHARED / "wikitext.test.raw").exists(), reason="needs the WikiText rows")
+def test_two_layers_learn_from_wikitext(tmp_path, monkeypatch):
+    """Below 7.0 within 200 steps of 4 × 256 tokens, from ln 50,257 = 10.8."""
+    import prepare
+
+    monkeypatch.chdir(tmp_path)
+    assert prepare.main(["--dataset=wiki", f"--input={SHARED / 'wikitext.test.raw'}", "--num_proc=1"]) == 0
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    flags = "--n_layer=2 --n_head=2 --n_embd=64 --block_size=256 --batch_size=4 --gradient_accumulation_steps=1"
+    flags += " --max_iters=200 --eval_interval=200 --eval_iters=5 --compile=false --device=cpu --learning_rate=3e-3"
+    assert train.main(["--dataset=wiki", *flags.split()]) == 0
+    evals = read_events(tmp_path / "out", "eval")
+    assert evals[0]["val_loss"] == pytest.approx(math.log(50257), abs=0.3)
+    assert evals[-1]["train_loss"] < 7.0
+
+
+def test_settings_that_contradict_each_other_name_both(tiny):
+    assert_loud(run_program("train.py", "--n_embd=100", "--n_head=3", cwd=tiny), "n_embd=100", "n_head=3")
+    assert_loud(run_program("train.py", "--min_lr=1", cwd=tiny), "min_lr=1", "learning_rate=0.0006")
+    assert dataclasses.is_dataclass(train.TrainConfig)
