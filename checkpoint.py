@@ -79,10 +79,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
                 raise UserError(f"{path} is damaged: the checksum of its part {damaged} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"{path} is not a checkpoint of tensors and plain values, and is not run: {reason}") from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} cannot be read, cut short or damaged: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} cannot be read, cut short or damaged: {first_line(error)}") from error
     if not isinstance(state, dict) or "model" not in state or "model_args" not in state:
         raise UserError(f"{path} is not a GPT checkpoint: it lacks `model` or `model_args`")
     version = state.get("format_version", FORMAT_VERSION)
@@ -90,6 +90,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} has format {version}, this version reads {FORMAT_VERSION}")
     state["model"] = {strip_prefixes(name): tensor for name, tensor in state["model"].items()}
     return state
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def load_run(folder: Path) -> tuple[dict[str, Any], list[str]]:
