@@ -99,7 +99,8 @@ class Corpus:
         for path in self.files:
             with open(path, "rb") as raw:
                 for text, ends in self.reader.read(path, raw):
-                    self.position = done + raw.tell()
+                    if not raw.closed:  # by the unpacker, at its end
+                        self.position = done + raw.tell()
                     yield text, ends
             done += os.path.getsize(path)
 

@@ -10,6 +10,7 @@ Letters: B batch, T block_size, N tokens in a split.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -24,23 +25,36 @@ from configurator import UserError
 
 FORMAT_VERSION = 1
 MARKER = "UNFINISHED"
+FILES = (
+    "train.bin",
+    "val.bin",
+    "test.bin",
+    "tokenizer.json",
+    "meta.json",
+)  # in the order in which they get their names
 GPT2_VOCABULARY = {"vocab_size": 50257, "eot_id": 50256, "tokenizer": {"kind": "gpt2", "name": "gpt2"}}
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a small file beside its target, flushes it to disk and renames it."""
     partial = path.with_name(path.name + ".tmp")
-    with open(partial, "wb") as file:
+    write_to_disk(partial, data)
+    os.replace(partial, path)
+
+
+def write_to_disk(path: Path, data: bytes) -> None:
+    """Writes a small file and waits until the disk has it."""
+    with open(path, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 class TokenWriter:
     """Writes the splits of one data set beside their targets; `commit` makes them appear, leaving the block drops them.
 
-    Use as a context manager. Nothing that stood in the folder is touched before `commit`.
+    Use as a context manager. Nothing that stood in the folder is touched before `commit`. A folder has one writer at a
+    time: the marker is locked, until this process ends if it must be.
     """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
@@ -48,13 +62,27 @@ class TokenWriter:
         self.tokens: dict[str, int] = {}
         self.documents: dict[str, int] = {}
         self.files: dict[str, Any] = {}
-        self.committed = False
+        self.committing = self.committed = False
 
     def __enter__(self) -> TokenWriter:
         self.made_folder = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / MARKER).write_text("prepare.py is at work here, or was stopped before its end\n")
+        self.marker = open(self.folder / MARKER, "a")
+        try:
+            fcntl.flock(self.marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another prepare.py is at work in {self.folder}: wait for it, or take another name"
+            ) from error
+        if not self.marker.tell():
+            self.marker.write("prepare.py is at work here, or was stopped before its end\n")
+            self.marker.flush()
+        self._unlink_partial()  # of a run that was killed
         return self
+
+    def _unlink_partial(self) -> None:
+        for name in FILES:
+            (self.folder / f"{name}.tmp").unlink(missing_ok=True)
 
     def append(self, split: str, ids: bytes, documents: int) -> None:
         """Appends ids, already in `dtype`, that finish `documents` documents."""
@@ -98,25 +126,28 @@ class TokenWriter:
             counts = {"tokens": self.tokens[split], "documents": self.documents[split]}
             splits[split] = counts | {"sha256": digest.hexdigest()}
         meta = {"format_version": FORMAT_VERSION, "dtype": self.dtype.name, "splits": splits} | meta
-        (self.folder / "meta.json").unlink(missing_ok=True)
-        for split in ("train", "val", "test"):
-            if split in self.files:
-                os.replace(self.folder / f"{split}.bin.tmp", self.folder / f"{split}.bin")
-            else:
-                (self.folder / f"{split}.bin").unlink(missing_ok=True)
         if tokenizer_json is not None:
-            write_atomically(self.folder / "tokenizer.json", tokenizer_json.encode())
-        else:
-            (self.folder / "tokenizer.json").unlink(missing_ok=True)
-        write_atomically(self.folder / "meta.json", (json.dumps(meta, indent=2, ensure_ascii=False) + "\n").encode())
+            write_to_disk(self.folder / "tokenizer.json.tmp", tokenizer_json.encode())
+        described = json.dumps(meta, indent=2, ensure_ascii=False) + "\n"
+        write_to_disk(self.folder / "meta.json.tmp", described.encode())
+        self.committing = True  # all is on disk; from here to the last name the folder holds old and new
+        (self.folder / "meta.json").unlink(missing_ok=True)
+        for name in FILES:
+            if (self.folder / f"{name}.tmp").exists():
+                os.replace(self.folder / f"{name}.tmp", self.folder / name)
+            else:
+                (self.folder / name).unlink(missing_ok=True)
         self.committed = True
         return meta
 
     def __exit__(self, *_: object) -> None:
         for file in self.files.values():
-            file.close()
-        for leftover in [*self.folder.glob("*.bin.tmp"), self.folder / MARKER]:
-            leftover.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # where the disk is full, closing tries to write once more
+                file.close()
+        if self.committed or not self.committing:
+            self._unlink_partial()
+            (self.folder / MARKER).unlink(missing_ok=True)
+        self.marker.close()
         if self.made_folder and not self.committed:
             with contextlib.suppress(OSError):  # something else was put there meanwhile
                 self.folder.rmdir()
@@ -131,7 +162,8 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
         meta = json.loads(path.read_text(encoding="utf-8"))
         if meta["format_version"] != FORMAT_VERSION:
             raise UserError(f"{path} has format {meta['format_version']}, this version reads {FORMAT_VERSION}")
-        return meta
+        _ = meta["splits"]["train"]["tokens"], np.dtype(meta["dtype"]), meta["eot_id"], meta["tokenizer"]["kind"]
+        return meta | {"vocab_size": int(meta["vocab_size"])}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}): prepare the data anew with --overwrite=true") from error
 

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ GPT2_FILES = {  # the two files of https://openaipublic.blob.core.windows.net/gp
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
 }
+# All but the last of a long run of white space in a text: GPT-2's splitting rule makes one part of it. Python's \s has
+# U+001C to U+001F, the rule's has not.
+LONG_SPACE = re.compile(r"((?<!\s)[^\S\x1c-\x1f]{100000,}(?=[^\S\x1c-\x1f]\S))")
 ODD_TEXT = "Hi, I'm  3½ x\t\r\n\n 'll’s\u00a0naïve 日本語👍🏽 \u2028 e\u0301 <|endoftext|> ----- \x00 1234567"
 
 
@@ -42,7 +46,13 @@ class TiktokenTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of `text` as uint32, special tokens read as plain text."""
-        return self.encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+        try:
+            return self.encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+        except ValueError:  # a run of a million spaces overflows the stack of the splitting rule's look-ahead
+            parts = LONG_SPACE.split(text)
+            if len(parts) == 1:
+                raise
+            return np.concatenate([self.encode(part) for part in parts])
 
     encode_prompt = encode
 
@@ -78,8 +88,9 @@ class FileTokenizer:
     def __init__(self, inner: Any, identity: dict[str, Any], eot_id: int) -> None:
         self.inner, self.identity, self.eot_id = inner, identity, eot_id
         self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
-        unknown = getattr(inner.model, "unk_token", None)
-        self.unknown_id = inner.token_to_id(unknown) if unknown else None
+        self.kept: set[str] = set()  # characters that do not vanish
+        model = json.loads(inner.to_str())["model"]  # Unigram names its unknown token by id, the others by text
+        self.unknown_id = model.get("unk_id", inner.token_to_id(model.get("unk_token") or ""))
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of `text` as uint32. Raises UserError naming the characters that would vanish."""
@@ -94,9 +105,13 @@ class FileTokenizer:
             covered[start] += 1
             covered[end] -= 1
         gaps = np.flatnonzero(np.cumsum(covered)[:-1] <= 0)
-        lost = [text[i] for i in gaps if not text[i].isspace()]
-        if lost:
-            raise self._cannot_encode(lost)
+        if gaps.size:  # BPE counts offsets without what it drops, so where the gap is says little
+            lost = [c for c in dict.fromkeys(text) if c not in self.kept and self._vanishes(c)]
+            if not lost and len(gaps) > sum(map(str.isspace, text)):
+                lost = [text[i] for i in gaps if not text[i].isspace()]
+            if lost:
+                raise self._cannot_encode(lost)
+            self.kept.update(text)
         return np.array(encoding.ids, dtype=np.uint32)
 
     def encode_prompt(self, text: str) -> np.ndarray:
@@ -107,6 +122,12 @@ class FileTokenizer:
             spans = zip(encoding.offsets, encoding.ids, strict=True)
             raise self._cannot_encode([text[a:b] for (a, b), token_id in spans if token_id == self.unknown_id])
         return ids
+
+    def _vanishes(self, character: str) -> bool:
+        try:
+            return not character.isspace() and not self.inner.encode(character, add_special_tokens=False).ids
+        except Exception:  # no word of WordLevel by itself
+            return False
 
     def _cannot_encode(self, lost: list[str]) -> UserError:
         shown = ", ".join(repr(piece) for piece in list(dict.fromkeys(lost))[:10])
@@ -147,7 +168,10 @@ def open_tokenizer(name: str, eot_token: str = END_OF_TEXT) -> Tokenizer:
         return load_gpt2()
     if not Path(name).is_file():
         raise UserError(f"tokenizer {name!r} is neither gpt2, train, nor the path of a tokenizer.json")
-    text = Path(name).read_text(encoding="utf-8-sig")
+    try:
+        text = Path(name).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not a tokenizer.json in UTF-8: {error}") from error
     return read_tokenizer_json(text, Path(name).name, eot_token)
 
 
@@ -223,13 +247,15 @@ def as_tiktoken(spec: dict[str, Any], inner: Any) -> Any | None:
     plain_decoder = (spec.get("decoder") or {}).get("type") == "ByteLevel"
     if model.get("type") != "BPE" or not (plain_split and plain_decoder) or odd_model or spec.get("normalizer"):
         return None
+    if not all(token["special"] for token in spec["added_tokens"]):  # found in a text, where special ones are not
+        return None
     special = {token["content"]: token["id"] for token in spec["added_tokens"]}
     to_byte = {character: byte for byte, character in byte_characters().items()}
     plain = {token: i for token, i in model["vocab"].items() if token not in special}
     merged = ["".join(pair if isinstance(pair, list) else pair.split(" ")) for pair in model["merges"]]
     merged_ids = [model["vocab"].get(token, -1) for token in merged]
     complete = len(plain) == 256 + len(merged) and merged_ids == sorted(set(merged_ids))
-    if not complete or any(not set(token) <= to_byte.keys() for token in plain):
+    if not complete or not to_byte.keys() <= plain.keys() or any(not set(token) <= to_byte.keys() for token in plain):
         return None
     if merged_ids and max(model["vocab"][c] for c in to_byte) > merged_ids[0]:
         return None
