@@ -107,8 +107,12 @@ class Corpus:
     def _hub_splits(self) -> Iterator[tuple[str, Iterable[tuple[str, bool]]]]:
         splits = load_hub(self.hub_name, self.hub_config)
         names = sorted((name for name in splits if name in SPLIT_NAMES), key=list(SPLIT_NAMES).index)
-        if not names:
-            raise UserError(f"{self.source} has the splits {', '.join(splits)}, none of {', '.join(SPLIT_NAMES)}")
+        if not {SPLIT_NAMES[name] for name in names} - {"test"}:
+            known = ", ".join(name for name in SPLIT_NAMES if name != "test")
+            raise UserError(f"{self.source} has the splits {', '.join(splits)}, to train on none of {known}")
+        note = f"splits left out: {', '.join(sorted(set(splits) - set(names)))}"
+        if len(names) < len(splits) and note not in self.notes:
+            self.notes.append(note)
         self.size = sum(len(splits[name]) for name in names)
         for name in names:
             texts = self._hub_rows(splits[name], f"{self.source}, split {name}")
@@ -174,18 +178,41 @@ def split_hub_name(dataset: str) -> tuple[str, str | None]:
 
 
 def load_hub(name: str, config: str | None) -> Any:
-    """The splits of a hub data set. Raises UserError when it cannot be had."""
-    import datasets
+    """The splits of a hub data set, without a connection those of an earlier download. Raises UserError."""
     from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
 
+    unreachable = None
+    try:  # once: the library itself tries for 24 s to 80 s before it says that there is no network
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception as error:  # of httpx, of the operating system, or because HF_HUB_OFFLINE=1 is set
+        unreachable, constants.HF_HUB_OFFLINE = error, True
+    import datasets
+
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE
+    asked = f"{name}:{config}" if config else name
     try:
         return datasets.load_dataset(name, config)
     except Exception as error:  # the library raises its own, fsspec's, httpx's and the operating system's
-        reason = (str(error) or type(error).__name__).splitlines()[0][:300]
-        raise UserError(
-            f"cannot load {name}{':' + config if config else ''} from {constants.ENDPOINT}: {reason} "
-            "(without a network: --dataset=demo, or --input=FILES for own text)"
-        ) from error
+        if unreachable:
+            raise UserError(
+                f"cannot reach {constants.ENDPOINT} for {asked}: {reason_of(unreachable)}; "
+                "without a network: --dataset=demo, or --input=FILES for own text"
+            ) from error
+        reason = reason_of(error)
+        hint = f" (--dataset={name}:CONFIG names one)" if "onfig" in reason else ""
+        raise UserError(f"cannot load {asked} from {constants.ENDPOINT}: {reason}{hint}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """What went wrong, in a line: a server's fault where there was one, for the libraries guess at other causes."""
+    blamed, cause = error, error
+    while cause := cause.__cause__ or cause.__context__:
+        status = getattr(getattr(cause, "response", None), "status_code", 0)
+        if status in (408, 429) or status >= 500:
+            blamed = cause
+    reason = " ".join(str(blamed).split()).partition(" For more information check")[0]
+    return reason[:300] or type(blamed).__name__
 
 
 def stdlib_modules() -> list[tuple[str, str]]:
