@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests:  tests/run.sh [pytest arguments]
 set -euo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-source "$here/tools/env.sh" requirements.txt tests/requirements.txt
-cd "$here"
+# shellcheck source=tools/env.sh
+source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/../tools/env.sh" requirements.txt tests/requirements.txt
+cd "$root"
 exec "$python" -m pytest "$@"
