@@ -77,7 +77,7 @@ class PrepareConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.val_fraction < 1:
             raise UserError(f"val_fraction={self.val_fraction} is not a share from 0 up to, not including, 1")
-        if self.num_proc < 1 or (self.max_documents or 1) < 1:
+        if self.num_proc < 1 or (self.max_documents is not None and self.max_documents < 1):
             raise UserError(f"num_proc={self.num_proc} and max_documents={self.max_documents} start at 1")
         if self.tokenizer == "train" and not 257 <= self.vocab_size <= 1 << 22:
             raise UserError(f"vocab_size={self.vocab_size} is too small or large: 256 bytes, the end token, and merges")
@@ -144,10 +144,10 @@ def settings_of(config: PrepareConfig, corpus: Corpus) -> dict[str, Any]:
 def keep_existing(config: PrepareConfig, settings: dict[str, Any]) -> bool:
     """Whether the data there is to be kept: asks at a terminal; elsewhere other settings raise UserError."""
     meta, folder = read_meta(config.folder), config.folder
-    if config.overwrite or (meta is None and not (folder / "train.bin").exists()):
-        return False
-    if meta is None and (folder / MARKER).exists():
+    if (folder / MARKER).exists():
         print(f"{folder} is unfinished: making it anew")
+        return False
+    if config.overwrite or (meta is None and not (folder / "train.bin").exists()):
         return False
     old = meta.get("settings", {}) if meta else {}
     changed = [k for k in {**old, **settings} if old.get(k) != settings.get(k)]

@@ -303,8 +303,8 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
 
 
 WIKITEXT_RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(r'(?<!\S)" ([^"\n]*?) "(?!\S)'), r'"\1"'),
     (re.compile(r" @([-,.])@ "), r"\1"),
-    (re.compile(r'" ([^"\n]*?) "'), r'"\1"'),
     (re.compile(r"(?<=\w) '(s|t|re|ve|m|d|ll)\b"), r"'\1"),
     (re.compile(r"(?<=s) ' (?=[a-z\"])"), "' "),
     (re.compile(r"([(\[{]) "), r"\1"),
