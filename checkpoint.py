@@ -8,9 +8,12 @@ Out: a file that appears whole or not at all, loads with weights_only=True, and 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import zipfile
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from model import GPT, GPTConfig
 from tokenizer import Tokenizer, load_tokenizer
 
 FORMAT_VERSION = 1
+OPENAI_MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 PREFIXES = ("_orig_mod.", "module.")  # left by torch.compile and DistributedDataParallel, in any nesting
 
 
@@ -49,6 +53,44 @@ def save_checkpoint(path: Path, state: dict[str, Any], previous: Path | None = N
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error}. The checkpoint before it is whole; free some space") from error
+
+
+class BackgroundSaver:
+    """Writes checkpoints in a thread: the caller waits while the tensors are copied, not while they reach the disk.
+
+    Saves happen in the order asked for. A failed one raises at the next call, or at `wait`.
+    """
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(1)
+        self.waiting: deque[Future[None]] = deque()
+
+    def save(self, path: Path, state: dict[str, Any], previous: Path | None = None) -> None:
+        """As save_checkpoint. At most two copies wait for the disk: the best model and the full state of one step."""
+        while self.waiting and (self.waiting[0].done() or len(self.waiting) >= 2):
+            self.waiting.popleft().result()
+        self.waiting.append(self.pool.submit(save_checkpoint, path, copy_to_cpu(state), previous))
+
+    def wait(self) -> None:
+        """Waits for the disk; raises what went wrong."""
+        while self.waiting:
+            self.waiting.popleft().result()
+
+
+def copy_to_cpu(value: Any) -> Any:
+    """A copy that later steps do not change, tensors in main memory; tensors that share memory go on sharing it."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value.data_ptr() not in copies or copies[value.data_ptr()].shape != value.shape:
+                copies[value.data_ptr()] = value.detach().to("cpu", copy=True)
+            return copies[value.data_ptr()]
+        if isinstance(value, dict):
+            return {key: copy(item) for key, item in value.items()}
+        return [copy(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    return copy(value)
 
 
 def flush_folder(folder: Path) -> None:
@@ -138,6 +180,65 @@ def lock_run_folder(folder: Path) -> Any:
     return lock
 
 
+def load_weights(source: str) -> dict[str, Any]:
+    """`model` and `model_args` from what init_from names: a checkpoint file, a Hugging Face GPT-2 folder, or one of
+    OpenAI's models (gpt2, gpt2-medium, gpt2-large, gpt2-xl), fetched from the hub. Raises UserError.
+    """
+    if source in OPENAI_MODELS:
+        from huggingface_hub import constants, snapshot_download
+
+        try:
+            folder = snapshot_download(
+                f"openai-community/{source}", allow_patterns=["config.json", "model.safetensors"]
+            )
+        except Exception as error:
+            raise UserError(f"cannot load {source} from {constants.ENDPOINT}: {first_line(error)}") from error
+        return load_hugging_face(Path(folder))
+    return load_hugging_face(Path(source)) if Path(source).is_dir() else load_checkpoint(Path(source))
+
+
+def load_hugging_face(folder: Path) -> dict[str, Any]:
+    """A GPT-2 in transformers' layout, whose four linear layers of a block are stored transposed (Conv1D)."""
+    from safetensors.torch import load_file
+
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        weights = load_file(folder / "model.safetensors")
+    except Exception as error:  # safetensors raises its own kind
+        raise UserError(f"{folder} is no folder with a GPT-2's config.json and model.safetensors: {error}") from error
+    gelu = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "exact"}.get(config.get("activation_function"))
+    plain = {
+        "model_type": "gpt2",
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_by_inverse_layer_idx": False,
+        "n_inner": None,
+    }
+    odd = {key: config[key] for key, value in plain.items() if config.get(key, value) != value}
+    if config.get("n_inner") == 4 * config.get("n_embd", 0):
+        odd.pop("n_inner", None)
+    if odd or gelu is None:
+        odd = odd or {"activation_function": config.get("activation_function")}
+        raise UserError(f"{folder}/config.json has {odd}, which this GPT-2 does not do")
+    state = {}
+    for name, tensor in weights.items():
+        name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+        if not name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, not a parameter
+            transposed = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+            state[name] = tensor.float().t().contiguous() if transposed else tensor.float()
+    state["lm_head.weight"] = state["transformer.wte.weight"]
+    rows, width = state["lm_head.weight"].shape
+    positions = state["transformer.wpe.weight"].shape[0]
+    heads = {"n_layer": config["n_layer"], "n_head": config["n_head"], "n_embd": width, "bias": True, "gelu": gelu}
+    return {"model": state, "model_args": {"block_size": positions, "vocab_size": rows} | heads}
+
+
+def crop_context(state: dict[str, Any], block_size: int) -> None:
+    """Gives a checkpoint's model a shorter context, by leaving its last positions away."""
+    positions = state["model"]["transformer.wpe.weight"]
+    state["model"]["transformer.wpe.weight"] = positions[:block_size].clone()
+    state["model_args"]["block_size"] = block_size
+
+
 def strip_prefixes(name: str) -> str:
     """A parameter's name without what wrappers put in front."""
     while name.startswith(PREFIXES):
@@ -147,12 +248,17 @@ def strip_prefixes(name: str) -> str:
 
 def build_model(state: dict[str, Any], path: Path) -> GPT:
     """The model of a checkpoint. One without `gelu` is nanoGPT's, which trains with the exact form."""
-    arguments = {"gelu": "exact"} | state["model_args"]
+    arguments = foreign_defaults(state) | state["model_args"]
     try:
         return GPT.from_state(GPTConfig(**arguments), state["model"])
     except (TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{path}: its weights do not fit its model_args: {reason}") from error
+
+
+def foreign_defaults(state: dict[str, Any]) -> dict[str, Any]:
+    """What nanoGPT's files leave unsaid: it trains with the exact GELU."""
+    return {"gelu": "exact", "bias": "transformer.ln_f.bias" in state["model"]}
 
 
 def checkpoint_tokenizer(state: dict[str, Any]) -> Tokenizer:

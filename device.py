@@ -11,7 +11,10 @@ import dataclasses
 import importlib.util
 import os
 import shutil
+import signal
 import sys
+import time
+from types import FrameType
 from typing import Any
 
 import torch
@@ -190,6 +193,47 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(values)
     return values
+
+
+class StopSignals:
+    """Notes SIGINT and SIGTERM while it is entered, so that the work under way can be finished and saved.
+
+    A second signal stops at once. With several processes `agree` makes all of them see it at the same place.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.received, self.noted, self.pending = device, 0, 0, None
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        self.before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def note(self, number: int, _: FrameType | None) -> None:
+        """The handler. A launcher passes a signal on to processes that had it already: the same one within a second
+        counts once.
+        """
+        if self.noted and not (self.device.world_size > 1 and time.monotonic() - self.noted_at < 1):
+            os._exit(128 + number)
+        self.noted, self.noted_at = number, time.monotonic()
+        if self.device.world_size == 1:
+            self.received = number
+
+    def agree(self) -> int:
+        """The signal that this or, some calls later, any process got; 0 for none. Every process must call it equally
+        often. The exchange of one call is read at the next, so that none waits.
+        """
+        if self.device.world_size > 1 and not self.received:
+            if self.pending is not None:
+                self.pending[1].wait()
+                self.received = int(self.pending[0].item())
+            flag = torch.tensor([self.noted], device=self.device.torch)
+            self.pending = (flag, torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, async_op=True))
+        return self.received
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
 
 def compile_obstacle(device: Device) -> str | None:

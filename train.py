@@ -29,7 +29,7 @@ class TrainConfig:
     out_dir: str = "out"  # the run folder
     data_dir: str = "data"  # where the data sets lie
     dataset: str = "wikitext103"  # the folder in data_dir to train on
-    init_from: str = "scratch"  # scratch, resume (from last.pt), or a checkpoint file whose weights to start from
+    init_from: str = "scratch"  # scratch, resume (from last.pt), or weights to start from: a checkpoint file, a Hugging Face folder, gpt2, gpt2-medium, gpt2-large, gpt2-xl
     overwrite: bool = False  # start anew in a run folder that holds a run
     # the model
     n_layer: int = 24  # blocks
@@ -120,16 +120,24 @@ import os
 import signal
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from checkpoint import build_model, load_checkpoint, load_run, lock_run_folder, save_checkpoint
+from checkpoint import (
+    BackgroundSaver,
+    build_model,
+    crop_context,
+    foreign_defaults,
+    load_run,
+    load_weights,
+    lock_run_folder,
+)
 from dataset import TokenData, write_atomically
 from device import (
     Device,
+    StopSignals,
     choose_device,
     compile_obstacle,
     is_out_of_memory,
@@ -193,7 +201,8 @@ def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, A
         config, differences = resume_config(config, origins, state)
         lines += notes + differences
     elif config.init_from != "scratch":
-        state = load_checkpoint(Path(config.init_from))
+        state = load_weights(config.init_from)
+        config = shape_of_checkpoint(config, origins, state)
         lines.append(f"starting from the weights of {config.init_from}")
     device = choose_device(config.device, config.dtype, dtype_asked="dtype" in origins or config.init_from == "resume")
     config = dataclasses.replace(config, dtype=device.dtype_name)  # what is really used, for the checkpoint too
@@ -203,6 +212,12 @@ def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, A
             f"{device.world_size} processes: use a multiple of {device.world_size}"
         )
     data = TokenData(Path(config.data_dir) / config.dataset, config.block_size, config.seed)
+    theirs, ours = (state or {}).get("tokenizer"), data.meta["tokenizer"]
+    if config.init_from != "resume" and theirs and theirs.get("sha256") != ours.get("sha256"):
+        raise UserError(
+            f"{config.init_from} was trained with the tokenizer {theirs['name']}, {data.folder} was prepared with "
+            f"{ours['name']}, another one: prepare the data with the model's (its tokenizer.json lies beside its data)"
+        )
     return config, device, data, state, lines
 
 
@@ -223,6 +238,23 @@ def resume_config(config: TrainConfig, origins: dict[str, str], state: dict[str,
             )
     lines = [f"changed on resume: {key} was {stored[key]}, now {value}" for key, value in changed.items()]
     return dataclasses.replace(config, **(stored | given | {"out_dir": config.out_dir})), lines
+
+
+def shape_of_checkpoint(config: TrainConfig, origins: dict[str, str], state: dict[str, Any]) -> TrainConfig:
+    """The settings with the shape of the weights to start from. Raises UserError where a flag asks for another.
+
+    A shorter context than theirs is cut to.
+    """
+    shape = foreign_defaults(state) | state["model_args"]
+    if "block_size" in origins and config.block_size < shape["block_size"]:
+        crop_context(state, config.block_size)
+        shape["block_size"] = config.block_size
+    for key in SHAPE_KEYS:
+        if key in origins and getattr(config, key) != shape[key]:
+            raise UserError(
+                f"{key}={getattr(config, key)}, but {config.init_from} has {key}={shape[key]}: leave --{key} away"
+            )
+    return dataclasses.replace(config, **{key: shape[key] for key in SHAPE_KEYS})
 
 
 def clear_run_folder(folder: Path, overwrite: bool) -> None:
@@ -254,25 +286,6 @@ def out_of_memory_advice(config: TrainConfig, device: Device) -> str:
     return f"memory{memory} on {device.name} ran out with {tried}. In this order: " + "; then ".join(steps)
 
 
-class Signals:
-    """Notes SIGINT and SIGTERM, so that the step under way is finished and saved; a second one stops at once."""
-
-    def __enter__(self) -> Signals:
-        self.received = 0
-        self.before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def note(self, number: int, _: FrameType | None) -> None:
-        """The handler."""
-        self.received = number
-        for each, handler in self.before.items():
-            signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else handler)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-
 class Trainer:
     """One run: model, optimizer, data and counters, and the steps over them."""
 
@@ -281,7 +294,9 @@ class Trainer:
         self.folder = Path(config.out_dir)
         self.step, self.tokens, self.elapsed_seconds, self.best_val_loss = 0, 0, 0.0, math.inf
         self.wandb_id: str | None = None
+        self.evaluation_due = True  # before the first step, and again when a signal cut one short
         self.notes = [note for note in (*device.notes, data.note) if note]
+        self.signals, self.saver = StopSignals(device), BackgroundSaver()
         resuming = config.init_from == "resume"
         seed_streams(config.seed)
         self.model = self.make_model(state)
@@ -314,10 +329,10 @@ class Trainer:
         else:
             state["model_args"]["dropout"] = c.dropout
             model = build_model(state, Path(c.init_from))
-            if model.config.block_size < c.block_size or model.config.vocab_size < self.data.vocab_size:
+            if model.config.vocab_size < self.data.vocab_size:
                 raise UserError(
-                    f"the checkpoint has block_size={model.config.block_size} and vocab_size={model.config.vocab_size}, "
-                    f"too small for --block_size={c.block_size} and the {self.data.vocab_size} ids of {self.data.folder}"
+                    f"{c.init_from} has {model.config.vocab_size:,} rows of vocabulary, too few for the "
+                    f"{self.data.vocab_size:,} ids of {self.data.folder}: prepare the data with the model's tokenizer"
                 )
         model.gradient_checkpointing, model.used_vocabulary = c.gradient_checkpointing, self.data.vocab_size
         return model.to(self.device.torch).train()
@@ -337,6 +352,7 @@ class Trainer:
         self.step, self.best_val_loss = state["iter_num"], state["best_val_loss"]
         self.tokens, self.elapsed_seconds = state["tokens"], state["elapsed_seconds"]
         self.wandb_id, self.evaluations_since_best = state["wandb_id"], state["evaluations_since_best"]
+        self.evaluation_due = state["evaluation_due"]
 
     def data_identity(self) -> dict[str, Any]:
         """What makes two data sets the same to a run."""
@@ -376,9 +392,9 @@ class Trainer:
 
     def evaluate_only(self) -> int:
         """Evaluates once, prints, writes nothing."""
-        train, val = self.evaluate()
-        if self.device.is_main:
-            print(f"step {self.step:,}: {evaluation_line(train, val)}")
+        result = self.evaluate()
+        if self.device.is_main and result:
+            print(f"step {self.step:,}: {evaluation_line(*result)}")
         return 0
 
     # --- the loop ----------------------------------------------------------------------------------------------
@@ -394,30 +410,40 @@ class Trainer:
             text = json.dumps(dataclasses.asdict(c), indent=2)
             write_atomically(self.folder / "config.json", (text + "\n").encode())
         self.log.event("resume" if resuming else "start", self.step, settings=dataclasses.asdict(c))
+        self.saved = resuming
         self.log.start_bar(c.max_iters, self.step)
         self.started, self.mark = time.monotonic() - self.elapsed_seconds, (time.monotonic(), self.tokens)
         exit_code = 1
         try:
-            with Signals() as signals:
-                if self.step == 0:
+            with self.signals:
+                if self.evaluation_due:
                     self.evaluate_and_save()
-                while self.step < c.max_iters and not (signals.received or self.out_of_patience):
-                    loss, norm, lr = self.train_step()
-                    self.step += 1
-                    self.tokens += c.tokens_per_step
-                    if self.step % c.log_interval == 0 or self.step == 1:
-                        self.log_step(loss, norm, lr)
-                    self.log.bar.update(1)
-                    last = self.step == c.max_iters
-                    if self.step % c.eval_interval == 0 or last:
-                        self.evaluate_and_save()
-                    if self.step % c.checkpoint_interval == 0 or last or signals.received or self.out_of_patience:
-                        self.save_state()
-            exit_code = 128 + signals.received if signals.received else 0
-            self.finish(signals.received)
+                while not (self.step >= c.max_iters or self.signals.received or self.out_of_patience):
+                    self.advance()
+                if not self.saved:
+                    self.save_state()
+                self.saver.wait()
+            exit_code = 128 + self.signals.received if self.signals.received else 0
+            self.finish()
         finally:
             self.log.close(exit_code)
         return exit_code
+
+    def advance(self) -> None:
+        """One step, and what is due after it: a log line, an evaluation, a checkpoint."""
+        c = self.config
+        loss, norm, lr = self.train_step()
+        self.step += 1
+        self.tokens += c.tokens_per_step
+        self.saved = False
+        self.signals.agree()
+        if self.step % c.log_interval == 0 or self.step == 1:
+            self.log_step(loss, norm, lr)
+        self.log.bar.update(1)
+        if self.step % c.eval_interval == 0 or self.step == c.max_iters:
+            self.evaluate_and_save()
+        if self.step % c.checkpoint_interval == 0:
+            self.save_state()
 
     @property
     def out_of_patience(self) -> bool:
@@ -458,14 +484,20 @@ class Trainer:
         return mean_loss, norm, lr
 
     @torch.no_grad()
-    def evaluate(self) -> tuple[float, float]:
-        """Mean loss on fixed windows of train and val, shared out over the ranks. Draws from no random stream."""
+    def evaluate(self) -> tuple[float, float] | None:
+        """Mean loss on fixed windows of train and val, shared out over the ranks; None when a signal cuts it short.
+
+        Draws from no random stream.
+        """
         self.model.eval()
         means = []
         for split in ("train", "val"):
             sums = torch.zeros(2, device=self.device.torch, dtype=torch.float32)
             batches = self.data.eval_batches(split, self.config.batch_size, self.config.eval_iters)
             for number, batch in enumerate(batches):
+                if self.signals.agree():
+                    self.model.train()
+                    return None
                 if number % self.device.world_size == self.device.rank:
                     x, y = self.device.send(*batch)
                     with self.device.autocast():
@@ -498,7 +530,11 @@ class Trainer:
     def evaluate_and_save(self) -> None:
         """Evaluates; saves the model when it is the best so far, and the full state where that is asked for."""
         paused = time.monotonic()
-        train, val = self.evaluate()
+        result = self.evaluate()
+        self.evaluation_due = result is None
+        if result is None:
+            return
+        train, val = result
         if math.isnan(val):
             raise self.diverged(f"validation loss {val}")
         self.log.event("eval", self.step, train_loss=train, val_loss=val, val_perplexity=perplexity(val))
@@ -508,7 +544,7 @@ class Trainer:
         if better:
             self.best_val_loss = val
             if self.device.is_main:
-                save_checkpoint(self.folder / "my_own_llm.pt", self.model_state())
+                self.saver.save(self.folder / "my_own_llm.pt", self.model_state())
         if self.config.always_save_checkpoint and self.step > 0:
             self.save_state()
         self.log.plot()
@@ -520,10 +556,11 @@ class Trainer:
         self.elapsed_seconds = paused - self.started
         if self.device.is_main:
             counters = {"tokens": self.tokens, "elapsed_seconds": self.elapsed_seconds, "wandb_id": self.wandb_id}
-            counters |= {"evaluations_since_best": self.evaluations_since_best}
+            counters |= {"evaluations_since_best": self.evaluations_since_best, "evaluation_due": self.evaluation_due}
             learned = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
             path = self.folder / "last.pt"
-            save_checkpoint(path, self.model_state() | learned | counters, self.folder / "previous.pt")
+            self.saver.save(path, self.model_state() | learned | counters, self.folder / "previous.pt")
+        self.saved = True
         self.log.event("checkpoint", self.step, path="last.pt")
         self.skip_pause(paused)
 
@@ -556,9 +593,11 @@ class Trainer:
             "data": self.data_identity(),
         }
 
-    def finish(self, signal_number: int) -> None:
+    def finish(self) -> None:
         """Says how the run ended."""
-        self.log.event("end", self.step, reason=signal.Signals(signal_number).name if signal_number else "finished")
+        signal_number = self.signals.received
+        reason = signal.Signals(signal_number).name if signal_number else "finished"
+        self.log.event("end", self.step, reason=reason)
         went = format_duration(self.elapsed_seconds)
         memory = self.device.peak_memory_bytes
         peak = f", peak memory {memory / 2**30:.2f} GiB" if memory else ""

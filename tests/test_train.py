@@ -365,6 +365,71 @@ def test_weights_of_another_checkpoint_start_a_new_run(tiny):
     assert load_checkpoint(tiny / "next" / "last.pt")["iter_num"] == 2
 
 
+def make_hugging_face_folder(folder: Path, activation: str = "gelu_new", positions: int = 32) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": positions, "vocab_size": 64}
+    model = GPT2LMHeadModel(GPT2Config(activation_function=activation, **shape))
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(("activation", "gelu"), [("gelu_new", "tanh"), ("gelu", "exact")])
+def test_a_hugging_face_folder_gives_the_same_logits(tmp_path, activation, gelu):
+    from transformers import GPT2LMHeadModel
+
+    from checkpoint import build_model, load_weights
+
+    make_hugging_face_folder(tmp_path, activation)
+    model = build_model(load_weights(str(tmp_path)), tmp_path)
+    ids = torch.randint(0, 64, (2, 32), generator=torch.Generator().manual_seed(0))
+    expected = GPT2LMHeadModel.from_pretrained(tmp_path).eval()(ids).logits
+    assert model.config.gelu == gelu
+    torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-5)
+
+
+def test_a_hugging_face_folder_starts_a_run_whose_checkpoint_says_its_shape(tiny):
+    make_hugging_face_folder(tiny / "hf")
+    keep = [flag for flag in TINY if not flag.startswith(("--n_", "--block"))]
+    assert train.main([*keep, "--init_from=hf", "--block_size=16", "--max_iters=2"]) == 0
+    state = load_checkpoint(tiny / "out" / "last.pt")
+    assert state["model_args"]["n_embd"] == 16 and state["config"]["n_embd"] == 16
+    assert state["model"]["transformer.wpe.weight"].shape == (16, 16)
+    assert train.main(["--init_from=resume", "--max_iters=3"]) == 0
+    process = run_program("train.py", *TINY, "--init_from=hf", "--out_dir=b", cwd=tiny)
+    assert_loud(process, "n_layer=2", "n_layer=1", "leave --n_layer away")
+
+
+def test_a_folder_of_another_architecture_is_refused(tiny):
+    make_hugging_face_folder(tiny / "hf", "relu")
+    assert_loud(run_program("train.py", *TINY, "--init_from=hf", cwd=tiny), "hf/config.json", "relu")
+    assert_loud(run_program("train.py", *TINY, "--init_from=data", cwd=tiny), "data", "config.json")
+
+
+def test_weights_of_another_tokenizer_are_refused(tiny):
+    assert fit("--max_iters=1", "--out_dir=base") == 0
+    path = tiny / "base" / "my_own_llm.pt"
+    state = torch.load(path, weights_only=True)
+    state["tokenizer"] = {"kind": "gpt2", "name": "gpt2"}
+    torch.save(state, path)
+    process = run_program("train.py", *TINY, "--init_from=base/my_own_llm.pt", "--out_dir=next", cwd=tiny)
+    assert_loud(process, "gpt2", "chars.json")
+
+
+def test_a_checkpoint_of_nanogpt_starts_a_run_with_its_gelu(tiny):
+    """Prefixed keys, no `gelu`, no biases, a tensor for the loss: such files exist."""
+    assert fit("--max_iters=1", "--out_dir=base", "--bias=false") == 0
+    state = torch.load(tiny / "base" / "my_own_llm.pt", weights_only=True)
+    arguments = {key: value for key, value in state["model_args"].items() if key != "gelu"}
+    prefixed = {f"_orig_mod.{name}": tensor for name, tensor in state["model"].items()}
+    foreign = {"model": prefixed, "model_args": arguments, "iter_num": 1, "best_val_loss": torch.tensor(3.0)}
+    torch.save(foreign, tiny / "ckpt.pt")
+    keep = [flag for flag in TINY if not flag.startswith("--n_")]
+    assert train.main([*keep, "--init_from=ckpt.pt", "--max_iters=1"]) == 0
+    assert load_checkpoint(tiny / "out" / "last.pt")["model_args"]["gelu"] == "exact"
+
+
 def test_no_gpu_is_an_error_that_names_the_ways_out(tiny):
     if torch.cuda.is_available():
         pytest.skip("there is one")
