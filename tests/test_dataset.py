@@ -111,13 +111,14 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
     assert (tmp_path / "train.bin").read_bytes() == b"\x01\x00"
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
-    (tmp_path / "a.txt").write_text("all work and no play makes Jack a dull boy\n" * 40_000, encoding="utf-8")
+@pytest.mark.parametrize(("lines", "limit"), [(40_000, 100_000), (100, 1_000)])  # while writing, and at the last flush
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, lines, limit):
+    (tmp_path / "a.txt").write_text("all work and no play makes Jack a dull boy\n" * lines, encoding="utf-8")
     code = f"""
 import resource, sys
 sys.path.insert(0, {str(ROOT)!r})
 import prepare
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 sys.exit(prepare.main(["--dataset=full", "--input=a.txt", "--num_proc=1"]))
 """
     process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -161,6 +161,7 @@ def start_prepare(*flags: str) -> subprocess.Popen:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     deadline = time.monotonic() + 30
     while not (Path("data/x/train.bin.tmp").exists() and Path("data/x/train.bin.tmp").stat().st_size > 100_000):
@@ -210,6 +211,13 @@ def test_unicode_line_separators_do_not_cut_rows(prep):
     assert prep("--input=in.jsonl", "--val_fraction=0").returncode == 0
     ids = read_ids(Path("data/x"), "train")
     assert ids[:5] == [64, 447, 101, 65, EOT] and ids[6:8] == [126, 227] and ids.count(EOT) == 2
+
+
+def test_unicode_line_separators_do_not_cut_lines_either():
+    texts = ["a\u2028b", "c\u0085d\x0be\x0cf\x1cg"]
+    write("in.csv", "text\n" + "\n".join(texts) + "\n")
+    write("in.txt", "\n".join(texts))
+    assert read_corpus("in.csv") == read_corpus("in.txt", document="line") == texts
 
 
 @pytest.mark.parametrize("name", ["in.txt", "in.jsonl", "in.csv"])
@@ -701,10 +709,12 @@ def test_a_tokenizer_that_sees_beyond_spaces_gets_whole_documents(prep, monkeypa
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     inner = Tokenizer(models.BPE({c: i for i, c in enumerate("ab▁\n")} | {"<|endoftext|>": 4}, []))
-    inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Metaspace()])
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Metaspace(prepend_scheme="first")]
+    )
     write("meta.json", inner.to_str())
     monkeypatch.setattr(textfile, "PIECE", 1000)
-    text = "ab a\nb " * 3000 + "b"
+    text = "ab\n" * 8000 + "b"
     write("in.txt", text)
     assert prep("--tokenizer=meta.json", "--val_fraction=0").returncode == 0
     assert read_ids(Path("data/x"), "train") == [*inner.encode(text).ids, 4]
@@ -826,7 +836,10 @@ def test_a_stopped_run_leaves_nothing(number, code):
     write_jsonl("in.jsonl", ["some words and more of them " * 200] * 4000)
     process = start_prepare("--input=in.jsonl", "--num_proc=2")
     workers = psutil.Process(process.pid).children()
-    process.send_signal(number)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # a terminal's Ctrl-C goes to the workers, too
+    else:
+        process.send_signal(number)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == code and "Traceback" not in stderr
     assert gone(workers, 5) and not Path("data/x").exists()

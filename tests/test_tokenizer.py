@@ -219,7 +219,7 @@ def test_the_fast_path_equals_the_tokenizers_library(trained_json):
         lambda s: s["pre_tokenizer"].__setitem__("add_prefix_space", True),
         lambda s: s["pre_tokenizer"].__setitem__("use_regex", False),
         lambda s: s.__setitem__("pre_tokenizer", None),
-        lambda s: s["added_tokens"].append(s["added_tokens"][0] | {"id": 420, "content": "low", "special": False}),
+        lambda s: s["added_tokens"].append(s["added_tokens"][0] | {"id": 420, "content": "THE", "special": False}),
         lambda s: s["model"]["merges"].reverse(),
         lambda s: s["model"]["merges"].pop(),
     ],
