@@ -9,13 +9,16 @@ A flag repeats the same name:                     python train.py config/train_d
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import errno
 import functools
+import io
 import math
 import os
 import re
+import select
 import sys
 import traceback
 import types
@@ -33,20 +36,26 @@ class UserError(Exception):
 
 
 def program(main: Callable[[list[str]], int | None]) -> Callable[..., int]:
-    """Wraps a program's main: UserError becomes one `error:` line and exit code 2, Ctrl-C becomes 130."""
+    """Wraps a program's main: UserError becomes one `error:` line and exit code 2, Ctrl-C 130, a closed pipe 141."""
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
-        for stream in (sys.stdin, sys.stdout, sys.stderr):  # UTF-8 whatever the locale says
-            if hasattr(stream, "reconfigure"):
-                stream.reconfigure(encoding="utf-8", errors="replace")
+        speak_utf8()
         if argv is None:
             argv = [os.fsencode(word).decode("utf-8", "replace") for word in sys.argv[1:]]
         try:
-            return main(list(argv)) or 0
+            code = main(list(argv)) or 0
+            sys.stdout.flush()
+            return code
         except UserError as error:
             message = str(error)
+        except UnicodeEncodeError as error:  # a path with ü, say, where the locale is ASCII
+            message = f"this locale cannot name {error.object!r}: LC_ALL=C.UTF-8 in front of the command can"
         except OSError as error:
+            reader_left = isinstance(error, BrokenPipeError) and output_is_closed()
+            drop_unwritable_output()
+            if reader_left:
+                return 141  # 128 + SIGPIPE, what a shell reports for any program
             if error.filename is None and error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
                 raise
             message = f"{error.strerror}: {error.filename or 'while writing'}"
@@ -59,6 +68,30 @@ def program(main: Callable[[list[str]], int | None]) -> Callable[..., int]:
     return run
 
 
+def speak_utf8() -> None:
+    """Makes the three standard streams UTF-8, whatever the locale says."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+
+
+def output_is_closed() -> bool:
+    """Whether the reader of standard output, such as head, has left."""
+    with contextlib.suppress(AttributeError, OSError):  # no poll on Windows, no file behind a captured stream
+        watch = select.poll()
+        watch.register(sys.stdout.fileno(), 0)  # errors are always told
+        return bool(watch.poll(0))
+    return False
+
+
+def drop_unwritable_output() -> None:
+    """Sends what Python still holds for a closed or full standard output nowhere, or it would complain at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def load_config(config_class: type, argv: list[str], description: str = "") -> tuple[typing.Any, dict[str, str]]:
     """Reads config files and flags into `config_class`.
 
@@ -67,17 +100,23 @@ def load_config(config_class: type, argv: list[str], description: str = "") -> t
     answer_help(config_class, argv, description)
     values: dict[str, typing.Any] = {}
     origins: dict[str, str] = {}
+    flags = [split_flag(config_class, word) for word in argv if word.startswith("--")]
     for path in (word for word in argv if not word.startswith("--")):
         for key, value in read_config_file(config_class, path).items():
             values[key], origins[key] = value, path
-    for word in (word for word in argv if word.startswith("--")):
-        key, equals, text = word[2:].partition("=")
-        key = key.replace("-", "_")
-        check_known(config_class, key, "flag --" + key)
-        if not equals:
-            raise UserError(f"flag --{key} has no value: write --{key}=VALUE")
+    for key, text in flags:
         values[key], origins[key] = read_value(config_class, key, text, f"flag --{key}"), "flag"
     return config_class(**values), origins
+
+
+def split_flag(config_class: type, word: str) -> tuple[str, str]:
+    """Setting and text of `--key=value`, split at the first `=`."""
+    key, equals, text = word[2:].partition("=")
+    key = key.replace("-", "_")
+    check_known(config_class, key, "flag --" + key)
+    if not equals:
+        raise UserError(f"flag --{key} has no value: write --{key}=VALUE")
+    return key, text
 
 
 def read_config_file(config_class: type, path: str) -> dict[str, typing.Any]:
@@ -86,12 +125,13 @@ def read_config_file(config_class: type, path: str) -> dict[str, typing.Any]:
         raise UserError(f"config file {path!r} not found (config files end in .py, flags look like --key=value)")
     namespace: dict[str, typing.Any] = {}
     try:
-        exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), namespace)
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        line = error.lineno if isinstance(error, SyntaxError) else last.lineno
+        exec(compile(Path(path).read_bytes(), path, "exec"), namespace)
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = error.lineno if isinstance(error, SyntaxError) and error.filename == path else lines[-1] if lines else 1
         raise UserError(f"config file {path}, line {line}: {type(error).__name__}: {error}") from error
-    settings = {k: v for k, v in namespace.items() if not k.startswith("_") and isinstance(v, PLAIN)}
+    known = type_hints(config_class)  # a Path, say, for a known setting is told, not passed over
+    settings = {k: v for k, v in namespace.items() if k in known or (not k.startswith("_") and isinstance(v, PLAIN))}
     for key in settings:
         check_known(config_class, key, f"setting {key!r} in {path}")
     return {key: read_value(config_class, key, value, f"{key} in {path}") for key, value in settings.items()}
@@ -110,7 +150,7 @@ def read_value(config_class: type, key: str, value: typing.Any, where: str) -> t
     """Reads one value by its field's type; text is read leniently (`1e3` fits an int, `yes` a bool, `none` an optional)."""
     hint = type_hints(config_class)[key]
     choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for choice in choices:
+    for choice in sorted(choices, key=lambda choice: choice is not types.NoneType):  # `none` fits text, too
         try:
             return read_as(choice, value)
         except (ValueError, InvalidOperation, OverflowError):
@@ -137,7 +177,7 @@ def read_as(kind: typing.Any, value: typing.Any) -> typing.Any:
     if kind is bool and (text or str(value).lower()) in BOOL_WORDS and not isinstance(value, float):
         return BOOL_WORDS[text or str(value).lower()]
     if kind in (int, float) and not isinstance(value, bool) and (text or isinstance(value, (int, float))):
-        number = Decimal(text or repr(value))
+        number = Decimal(text or (repr(float(value)) if isinstance(value, float) else value))  # NumPy's float64 is one
         if number.is_finite() and math.isfinite(float(number)) and (kind is float or number == int(number)):
             return kind(number)
     raise ValueError(value)
@@ -152,10 +192,12 @@ def describe_type(kind: typing.Any) -> str:
 
 
 def format_overrides(config: typing.Any, origins: dict[str, str]) -> list[str]:
-    """One line for each source of overridden settings, in the order given."""
+    """One line for each source of overridden settings, in the order given; text with white space in quotes."""
     by_source: dict[str, list[str]] = {}
     for key, source in origins.items():
-        by_source.setdefault("flags" if source == "flag" else source, []).append(f"{key}={getattr(config, key)}")
+        value = getattr(config, key)
+        shown = repr(value) if isinstance(value, str) and value.split() != [value] else value
+        by_source.setdefault("flags" if source == "flag" else source, []).append(f"{key}={shown}")
     return [f"settings from {source}: " + " ".join(pairs) for source, pairs in by_source.items()]
 
 
@@ -165,11 +207,14 @@ def answer_help(config_class: type, argv: list[str], description: str) -> None:
         return
     import tyro
 
+    speak_utf8()
     script = Path(sys.argv[0]).name
     usage = (
-        f"usage: python {script} [CONFIG.py ...] [--key=value ...]\n\n" + re.sub(r"\s+\n", "\n", description).strip()
+        f"usage: python {script} [CONFIG.py ...] [--key=value ...]\n\n" + re.sub(r"[ \t]+\n", "\n", description).strip()
     )
-    parser = tyro.extras.get_parser(config_class, use_underscores=True, config=(tyro.conf.FlagConversionOff,))
-    text = parser.format_help()
-    print(usage + "\n\n" + text[text.find("╭") if "╭" in text else text.find("options") :].rstrip())
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        tyro.cli(config_class, args=["--help"], use_underscores=True, config=(tyro.conf.FlagConversionOff,))
+    options = re.split(r"^\W*options\W*$", shown.getvalue(), maxsplit=1, flags=re.MULTILINE)[-1]
+    print(usage + "\n\nsettings:\n" + re.sub(r" +$", "", options, flags=re.MULTILINE).strip("\n"))
     raise SystemExit(0)

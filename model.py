@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections.abc import Iterator
 
 import torch
@@ -153,11 +154,17 @@ class GPT(nn.Module):
 
     @classmethod
     def from_state(cls, config: GPTConfig, state: dict[str, Tensor]) -> GPT:
-        """A model with the given weights, which are taken over, not copied; no time is spent on initialising."""
+        """A model with the given weights, which are taken over, not copied; no time is spent on initialising.
+
+        Raises RuntimeError where names or shapes do not fit, or where the head is not the token embedding.
+        """
         with torch.device("meta"):
             model = cls(config)
         model.load_state_dict(state, assign=True)
-        model.lm_head.weight = model.transformer["wte"].weight
+        head, embedding = model.lm_head.weight, model.transformer["wte"].weight
+        if head.data_ptr() != embedding.data_ptr() and not torch.equal(head, embedding):
+            raise RuntimeError("lm_head.weight is not transformer.wte.weight, and GPT-2 has one matrix for both")
+        model.lm_head.weight = embedding
         return model
 
     def hidden(self, ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
@@ -207,28 +214,33 @@ class Sampler:
         self, temperature: float, top_k: int | None, top_p: float, seed: int, samples: int, first: int = 0
     ) -> None:
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
-        self.streams = [torch.Generator().manual_seed(seed * 1_000_003 + first + k) for k in range(samples)]
+        # a string is hashed to 512 bits; PyTorch's generator would look at the last 32 bits of a number alone
+        self.streams = [random.Random(f"{seed} {first + k}") for k in range(samples)]
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Ids (B,) drawn from logits (B, V); temperature 0 is the most likely one."""
-        logits = logits.float().cpu()
+        """Ids (B,) drawn from logits (B, V); temperature 0 is the most likely one. Raises UserError for NaN and inf."""
+        logits = logits.cpu().double()
+        if not logits.isfinite().all():
+            raise UserError(
+                "the model answers with NaN or inf: its weights are damaged, or dtype=float16 is too narrow"
+            )
         if self.temperature == 0:
             return logits.argmax(-1)
-        logits = logits / self.temperature
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # at most 0: no temperature overflows
         if self.top_k:  # 0 and None: no limit
-            kth = logits.topk(min(self.top_k, logits.size(-1))).values[:, -1:]
-            logits = logits.masked_fill(logits < kth, -math.inf)
+            best = logits.topk(min(self.top_k, logits.size(-1)))  # exactly this many, also where some are equal
+            logits = torch.full_like(logits, -math.inf).scatter(-1, best.indices, best.values)
         probabilities = logits.softmax(-1)
         if self.top_p < 1:
             probabilities = self.nucleus(probabilities)
-        cumulative = probabilities.double().cumsum(-1)  # (B, V)
-        draws = torch.stack([torch.rand(1, generator=stream, dtype=torch.float64) for stream in self.streams])
+        cumulative = probabilities.cumsum(-1)  # (B, V)
+        draws = torch.tensor([[stream.random()] for stream in self.streams], dtype=torch.float64)  # (B, 1)
         ids = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)  # the first beyond the draw
         return ids.squeeze(-1).clamp(max=logits.size(-1) - 1)
 
     def nucleus(self, probabilities: Tensor) -> Tensor:
         """Keeps the fewest most likely ids that together reach top_p (Holtzman et al. 2020, section 3.1)."""
-        ordered, ids = probabilities.sort(-1, descending=True)
+        ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         return torch.zeros_like(probabilities).scatter(-1, ids, ordered.masked_fill(before >= self.top_p, 0.0))
 

@@ -60,7 +60,7 @@ from pathlib import Path
 import torch
 
 from checkpoint import build_model, checkpoint_tokenizer, load_checkpoint
-from device import Device, choose_device
+from device import Device, choose_device, is_out_of_memory
 from model import GPT, Sampler, generate, parameter_count
 from tokenizer import Tokenizer
 
@@ -73,17 +73,19 @@ def main(argv: list[str]) -> int:
     for line in [*format_overrides(config, origins), *device.notes]:
         print(line, file=sys.stderr)
     prompt = None if config.interactive else read_prompt(config.start)
-    model, tokenizer = load_model(config, device)
-    if prompt is not None:
-        write_samples(model, tokenizer, prompt, config)
-        return 0
-    for prompt in ask_prompts():
-        try:
+    try:
+        model, tokenizer = load_model(config, device)
+        if prompt is not None:
             write_samples(model, tokenizer, prompt, config)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-        except KeyboardInterrupt:
-            print(" (stopped; Ctrl-D leaves)", file=sys.stderr)
+        else:
+            converse(model, tokenizer, config)
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"memory on {device.name} ran out with num_samples={config.num_samples} and dtype={config.dtype}: "
+            "fewer --num_samples, --dtype=bfloat16 or --device=cpu need less"
+        ) from error
     return 0
 
 
@@ -99,8 +101,8 @@ def load_model(config: SampleConfig, device: Device) -> tuple[GPT, Tokenizer]:
         )
     loss = state.get("best_val_loss")
     print(
-        f"{path}: {parameter_count(model.config):,} parameters, step {state.get('iter_num', 0):,}, "
-        f"validation loss {float(loss):.4f}, "
+        f"{path}: {parameter_count(model.config):,} parameters, step {state.get('iter_num') or 0:,}, "
+        f"best validation loss {'unknown' if loss is None else format(float(loss), '.4f')}, "
         f"tokenizer {tokenizer.identity['name']} ({tokenizer.vocab_size:,} ids), {device.describe()}",
         file=sys.stderr,
     )
@@ -109,17 +111,27 @@ def load_model(config: SampleConfig, device: Device) -> tuple[GPT, Tokenizer]:
 
 def read_prompt(start: str) -> str:
     """The prompt that `start` stands for; the line end that closes a file is not part of it."""
-    if start == "-":
-        return sys.stdin.read().removesuffix("\n")
-    if not start.startswith("FILE:"):
+    if start != "-" and not start.startswith("FILE:"):
         return start
     path = Path(start.removeprefix("FILE:"))
     try:
-        return path.read_text(encoding="utf-8-sig").removesuffix("\n")
+        raw = sys.stdin.buffer.read() if start == "-" else path.read_bytes()
+        return raw.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except FileNotFoundError as error:
         raise UserError(f"--start={start}: there is no file {path}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"--start={start}: {path} is not UTF-8 at byte {error.start:,}") from error
+        raise UserError(f"--start={start} is not UTF-8 at byte {error.start:,}: save it as UTF-8") from error
+
+
+def converse(model: GPT, tokenizer: Tokenizer, config: SampleConfig) -> None:
+    """Writes samples for prompt after prompt; a prompt at fault is told, and the next one asked for."""
+    for prompt in ask_prompts():
+        try:
+            write_samples(model, tokenizer, prompt, config)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+        except KeyboardInterrupt:
+            print(" (stopped; Ctrl-D leaves)", file=sys.stderr)
 
 
 def ask_prompts() -> Iterator[str]:
