@@ -190,6 +190,8 @@ def load_hub(name: str, config: str | None) -> Any:
     import datasets
 
     datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE
+    if not sys.stderr.isatty():  # nobody watches a bar
+        datasets.disable_progress_bars()
     asked = f"{name}:{config}" if config else name
     try:
         return datasets.load_dataset(name, config)
