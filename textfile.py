@@ -210,8 +210,7 @@ def unpacked(path: str, raw: Any) -> Any:
         return raw
     import pyarrow
 
-    kind = "gzip" if path.lower().endswith(".gz") else "zstd"
-    return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), kind)
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "gzip" if path.lower().endswith(".gz") else "zstd")
 
 
 def read_chunks(path: str, file: Any) -> Iterator[bytes]:
