@@ -4,36 +4,36 @@
 # needed; says so when it installs. An install that was cut off is taken up by the next call.
 root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
 
+fail() { echo "error: $1" >&2 && exit 2; }
+
 has_packages() { # PYTHON FILE...
   "$1" -c '
 import sys
 sys.path[:] = [folder for folder in sys.path if folder]  # not the current one, where a re.py may lie
 import re
-from importlib.metadata import version
+from importlib.metadata import distribution
 for path in sys.argv[1:]:
     for line in open(path, encoding="utf-8"):
-        if name := re.match(r"[A-Za-z0-9._-]+", line):
-            version(name.group())
+        name = re.match(r"[A-Za-z0-9._-]+", line)
+        assert not name or distribution(name.group()).read_text("RECORD")  # which pip writes last
 ' "${@:2}" 2>/dev/null
 }
 
 find_python() { # FILE...
   local base=${PYTHON:-python3} venv=$root/.venv file files=() options=()
   for file in "$@"; do files+=("$root/$file") options+=("--requirement=$root/$file"); done
-  python=$base
-  has_packages "$python" "${files[@]}" && return
-  python=$venv/bin/python
-  has_packages "$python" "${files[@]}" && return
+  for python in "$base" "$venv/bin/python"; do has_packages "$python" "${files[@]}" && return; done
   "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
-    { echo "error: $base is not Python 3.10 or newer: name one, PYTHON=/path/to/python3 $0" >&2; exit 2; }
-  if ! "$python" -m pip --version >/dev/null 2>&1; then # none there, or one that was cut off, or its Python is gone
-    echo "making $venv" >&2
-    "$python" -c '' 2>/dev/null || rm -rf "$venv"
-    "$base" -m venv "$venv"
-  fi
+    fail "$base is not Python 3.10 or newer: name one, PYTHON=/path/to/python3 $0"
+  if kill -0 "$(readlink "$venv/busy")" 2>/dev/null; then fail "another call is filling $venv: wait for it"; fi
+  "$python" -c '' 2>/dev/null || rm -rf "$venv" # its Python is gone
+  mkdir -p "$venv" && ln -sfn $$ "$venv/busy"
+  for file in "$venv"/lib/python*/site-packages/*.dist-info; do [ -s "$file/RECORD" ] || rm -rf "$file"; done # cut off
+  "$python" -m pip --version >/dev/null 2>&1 || { echo "making $venv" >&2 && "$base" -m venv "$venv"; }
   echo "installing $* into $venv (once, some minutes)" >&2
   "$python" -m pip install --quiet --disable-pip-version-check "${options[@]}" >&2 ||
-    { echo "error: pip could not fill $venv, see above; the next call tries again" >&2; exit 2; }
+    fail "pip could not fill $venv, see above; the next call tries again"
+  rm "$venv/busy"
 }
 
 find_python "$@"
