@@ -25,6 +25,7 @@ from tokenizer import Tokenizer, load_tokenizer
 
 FORMAT_VERSION = 1
 OPENAI_MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+MASKS = (".attn.bias", ".attn.masked_bias")  # the causal mask that older files hold, not a parameter
 PREFIXES = ("_orig_mod.", "module.")  # left by torch.compile and DistributedDataParallel, in any nesting
 
 
@@ -125,13 +126,33 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a checkpoint of tensors and plain values, and is not run: {reason}") from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} cannot be read, cut short or damaged: {first_line(error)}") from error
-    if not isinstance(state, dict) or "model" not in state or "model_args" not in state:
+    check_contents(state, path)
+    weights = {strip_prefixes(name): tensor for name, tensor in state["model"].items()}
+    weights = {name: tensor for name, tensor in weights.items() if not name.endswith(MASKS)}
+    if "transformer.wte.weight" in weights:  # the head is the same matrix, and some files leave it out
+        weights.setdefault("lm_head.weight", weights["transformer.wte.weight"])
+    return state | {"model": weights}
+
+
+def check_contents(state: Any, path: Path) -> None:
+    """Raises UserError unless a file holds what a GPT checkpoint holds, in the right types."""
+    if not isinstance(state, dict) or not all(isinstance(state.get(key), dict) for key in ("model", "model_args")):
         raise UserError(f"{path} is not a GPT checkpoint: it lacks `model` or `model_args`")
     version = state.get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise UserError(f"{path} has format {version}, this version reads {FORMAT_VERSION}")
-    state["model"] = {strip_prefixes(name): tensor for name, tensor in state["model"].items()}
-    return state
+    if not all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state["model"].items()):
+        raise UserError(f"{path} is not a GPT checkpoint: `model` holds something else than named tensors")
+    tokenizer = state.get("tokenizer")
+    whole = isinstance(tokenizer, dict) and (tokenizer.get("kind") == "gpt2" or isinstance(tokenizer.get("json"), str))
+    if tokenizer is not None and not whole:
+        raise UserError(
+            f"{path} is not one of our checkpoints: its `tokenizer` is neither GPT-2's nor a tokenizer.json"
+        )
+    for key in ("iter_num", "best_val_loss"):
+        number = state.get(key, 0)
+        if not isinstance(number, (int, float)) and not (isinstance(number, torch.Tensor) and number.numel() == 1):
+            raise UserError(f"{path} is not a GPT checkpoint: {key} is {number!r}, not a number")
 
 
 def first_line(error: Exception) -> str:
@@ -222,7 +243,7 @@ def load_hugging_face(folder: Path) -> dict[str, Any]:
     state = {}
     for name, tensor in weights.items():
         name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
-        if not name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, not a parameter
+        if not name.endswith(MASKS):
             transposed = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
             state[name] = tensor.float().t().contiguous() if transposed else tensor.float()
     state["lm_head.weight"] = state["transformer.wte.weight"]

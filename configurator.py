@@ -92,8 +92,13 @@ def drop_unwritable_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def load_config(config_class: type, argv: list[str], description: str = "") -> tuple[typing.Any, dict[str, str]]:
-    """Reads config files and flags into `config_class`.
+def load_config(
+    config_class: type,
+    argv: list[str],
+    description: str = "",
+    stored: Callable[[dict[str, typing.Any]], dict[str, typing.Any]] = lambda given: {},
+) -> tuple[typing.Any, dict[str, str]]:
+    """Reads config files and flags into `config_class`; `stored` may turn what was given into better defaults.
 
     Returns the instance and {setting: where it was overridden}. Raises UserError naming the file or flag at fault.
     """
@@ -106,7 +111,7 @@ def load_config(config_class: type, argv: list[str], description: str = "") -> t
             values[key], origins[key] = value, path
     for key, text in flags:
         values[key], origins[key] = read_value(config_class, key, text, f"flag --{key}"), "flag"
-    return config_class(**values), origins
+    return config_class(**(stored(values) | values)), origins
 
 
 def split_flag(config_class: type, word: str) -> tuple[str, str]:

@@ -51,24 +51,16 @@ class PrepareConfig:
     """Settings of prepare.py."""
 
     dataset: str = "wikitext103"  # wikitext103, demo, a hub data set owner/name[:config], or with --input any name
-    input: str | None = (
-        None  # own text: files, folders and globs with commas between; .txt .md .jsonl .json .csv .parquet, also .gz .zst
-    )
-    document: Literal["auto", "file", "line", "paragraph", "heading"] = (
-        "auto"  # what one document is in .txt and .md; auto = heading for WikiText, else file
-    )
+    input: str | None = None  # own files, folders, globs, commas between: .txt .md .jsonl .json .csv .parquet .gz .zst
+    document: Literal["auto", "file", "line", "paragraph", "heading"] = "auto"  # one, in .txt and .md
     text_column: str = "text"  # the field with the text, where rows are documents
-    detokenize: bool | None = (
-        None  # undo WikiText's spacing ( @-@ , = = Heading = = ); none = for WikiText from the hub alone
-    )
+    detokenize: bool | None = None  # undo WikiText's spacing ( @-@ , = = X = =); none = for WikiText from the hub alone
     skip_bad_rows: bool = False  # skip and count rows without text, put U+FFFD for invalid bytes, instead of stopping
     max_documents: int | None = None  # stop after this many documents (of each split a data set has), for a quick try
     tokenizer: str = "gpt2"  # gpt2, the path of a tokenizer.json, or train = byte-level BPE on this corpus
     vocab_size: int = 32000  # entries to train, with --tokenizer=train
     eot_token: str = END_OF_TEXT  # the token that ends a document, where a tokenizer.json has another
-    val_fraction: float = (
-        0.1  # share of the documents held out for validation; 0 = only the data set's own validation split
-    )
+    val_fraction: float = 0.1  # share of documents held out; 0 = only the data set's own validation split
     seed: int = 1337  # draws the held-out documents
     num_proc: int = os.cpu_count() or 1  # worker processes
     data_dir: str = "data"  # where the data sets lie

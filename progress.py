@@ -157,6 +157,7 @@ def plot_history(history: list[dict[str, Any]], path: Path) -> None:
     figure, (top, below) = pyplot.subplots(
         2, 1, sharex=True, figsize=(9, 6), height_ratios=(3, 1), constrained_layout=True
     )
+    marks = top.get_xaxis_transform()  # x in steps, y from 0 to 1 over the height
     top.plot([e["iter"] for e in train], [e["loss"] for e in train], color="#9ab", linewidth=1, label="training step")
     for key, label, colour in (("train_loss", "training", "#1f5fa8"), ("val_loss", "validation", "#c8501e")):
         top.plot([e["iter"] for e in evals], [e[key] for e in evals], ".-", color=colour, label=f"{label}, evaluated")
@@ -171,6 +172,10 @@ def plot_history(history: list[dict[str, Any]], path: Path) -> None:
             ha="right" if best["iter"] > 0.6 * evals[-1]["iter"] else "left",
             arrowprops={"arrowstyle": "-", "color": "#888"},
         )
+    for warning in (event for event in history if event["event"] == "warning"):
+        top.axvline(warning["iter"], color="#b00", linewidth=0.8, linestyle=":")
+        label = warning["kind"].replace("_", " ")
+        top.text(warning["iter"], 0.98, f" {label}", color="#b00", fontsize=8, rotation=90, va="top", transform=marks)
     top.set_ylabel("loss, nats per token")
     top.legend(frameon=False)
     top.grid(alpha=0.25)

@@ -1,7 +1,7 @@
 """Trains a GPT-2: tokens → checkpoint.
 
 In:  data/NAME/ from prepare.py (or a nanoGPT data folder), settings from config files and flags.
-Out: out/my_own_llm.pt (the best model), out/last.pt (to go on from), metrics.jsonl, loss.png, config.json.
+Out: out/my_own_llm.pt (the best model), out/last.pt (to go on from), metrics.jsonl, loss.png, samples.txt, config.json.
 
     python train.py                                          # GPT-2 Medium on WikiText-103, one CUDA GPU
     python train.py config/train_demo.py                     # two minutes on a CPU
@@ -29,7 +29,7 @@ class TrainConfig:
     out_dir: str = "out"  # the run folder
     data_dir: str = "data"  # where the data sets lie
     dataset: str = "wikitext103"  # the folder in data_dir to train on
-    init_from: str = "scratch"  # scratch, resume (from last.pt), or weights to start from: a checkpoint file, a Hugging Face folder, gpt2, gpt2-medium, gpt2-large, gpt2-xl
+    init_from: str = "scratch"  # scratch, resume, or weights: a checkpoint, a Hugging Face folder, gpt2, gpt2-xl…
     overwrite: bool = False  # start anew in a run folder that holds a run
     # the model
     n_layer: int = 24  # blocks
@@ -146,14 +146,17 @@ from device import (
     stop_ranks,
     sum_over_ranks,
 )
-from model import GPT, GPTConfig, flops_per_token, parameter_count
+from diagnostics import RunFacts, find_warnings, repeated_ngrams
+from model import GPT, GPTConfig, Sampler, flops_per_token, generate, parameter_count
 from optimizer import cosine_schedule, make_optimizer
 from progress import RunLog, format_duration, import_wandb, perplexity
+from tokenizer import load_tokenizer
 
 SHAPE_KEYS = ("block_size", "n_layer", "n_head", "n_embd", "bias", "gelu")  # cannot change when a run goes on
 BAD_STEPS = 5  # steps in a row with a loss or gradient that is not finite, until the run gives up
 BAD_STEPS_FLOAT16 = 25  # its scaler starts at 2 ** 16 and halves at each overflow
-RUN_FILES = ("last.pt", "previous.pt", "my_own_llm.pt", "metrics.jsonl", "loss.png", "config.json")
+SAMPLE_TOKENS = 100  # written at every evaluation
+RUN_FILES = ("last.pt", "previous.pt", "my_own_llm.pt", "metrics.jsonl", "loss.png", "config.json", "samples.txt")
 
 
 @program
@@ -192,14 +195,23 @@ def main(argv: list[str]) -> int:
 
 def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, Any] | None, list[str]]:
     """Settings, device, data, the checkpoint to start from, and what was overridden. Changes nothing on disk."""
-    config, origins = load_config(TrainConfig, argv, __doc__)
+    state, notes = None, []
+
+    def settings_of_run(given: dict[str, Any]) -> dict[str, Any]:
+        nonlocal state, notes
+        if given.get("init_from") != "resume":
+            return {}
+        state, notes = load_run(Path(given.get("out_dir", TrainConfig.out_dir)))
+        return resumed_settings(state, given)
+
+    config, origins = load_config(TrainConfig, argv, __doc__, settings_of_run)
     if config.wandb_log:
         import_wandb()
-    state, lines = None, format_overrides(config, origins)
+    lines = format_overrides(config, origins) + notes
     if config.init_from == "resume":
-        state, notes = load_run(Path(config.out_dir))
-        config, differences = resume_config(config, origins, state)
-        lines += notes + differences
+        changed = {key: state["config"].get(key) for key in origins if key not in ("init_from", "overwrite", "out_dir")}
+        told = [(key, old, getattr(config, key)) for key, old in changed.items()]
+        lines += [f"changed on resume: {key} was {old}, now {new}" for key, old, new in told if old != new]
     elif config.init_from != "scratch":
         state = load_weights(config.init_from)
         config = shape_of_checkpoint(config, origins, state)
@@ -221,23 +233,17 @@ def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, A
     return config, device, data, state, lines
 
 
-def resume_config(config: TrainConfig, origins: dict[str, str], state: dict[str, Any]) -> tuple[TrainConfig, list[str]]:
-    """The settings to go on with: the checkpoint's, and over them what was given now. Raises UserError for a new shape.
-
-    Returns them with one line for each difference.
-    """
-    known = {field.name for field in dataclasses.fields(TrainConfig)}
+def resumed_settings(state: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run that goes on, below those given now. Raises UserError where these ask for another shape."""
+    known = {field.name for field in dataclasses.fields(TrainConfig)} - {"out_dir", "init_from", "overwrite"}
     stored = {key: value for key, value in state["config"].items() if key in known}
-    given = {key: getattr(config, key) for key in origins}
-    changed = {k: v for k, v in given.items() if k in stored and stored[k] != v and k not in ("init_from", "overwrite")}
     for key in SHAPE_KEYS:
-        if key in changed:
+        if key in given and given[key] != stored[key]:
             raise UserError(
-                f"{key}={changed[key]} differs from the {stored[key]} of {config.out_dir}/last.pt, and a run cannot "
-                f"change it: leave --{key} away, or start another run with --out_dir="
+                f"{key}={given[key]} differs from the {stored[key]} of the run in last.pt, and a run cannot change it: "
+                f"leave --{key} away, or start another run with --out_dir="
             )
-    lines = [f"changed on resume: {key} was {stored[key]}, now {value}" for key, value in changed.items()]
-    return dataclasses.replace(config, **(stored | given | {"out_dir": config.out_dir})), lines
+    return stored
 
 
 def shape_of_checkpoint(config: TrainConfig, origins: dict[str, str], state: dict[str, Any]) -> TrainConfig:
@@ -291,7 +297,7 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, device: Device, data: TokenData, state: dict[str, Any] | None) -> None:
         self.config, self.device, self.data = config, device, data
-        self.folder = Path(config.out_dir)
+        self.folder, self.tokenizer = Path(config.out_dir), load_tokenizer(data.meta["tokenizer"], data.folder)
         self.step, self.tokens, self.elapsed_seconds, self.best_val_loss = 0, 0, 0.0, math.inf
         self.wandb_id: str | None = None
         self.evaluation_due = True  # before the first step, and again when a signal cut one short
@@ -303,6 +309,14 @@ class Trainer:
         betas = (config.beta1, config.beta2)
         self.optimizer = make_optimizer(self.model, config.learning_rate, betas, config.weight_decay)
         self.evaluations_since_best = 0
+        self.facts = RunFacts(
+            parameter_count(self.model.config),
+            data.tokens["train"],
+            config.tokens_per_step,
+            config.max_iters,
+            data.vocab_size,
+            config.warmup_steps if config.decay_lr else 0,
+        )
         self.bad_steps = torch.zeros((), device=device.torch)  # in a row, with a loss or gradient that is not finite
         self.skipped_steps = torch.zeros((), device=device.torch)  # such steps in all, none of them applied
         self.scaler = torch.amp.GradScaler(device.kind, enabled=device.dtype == torch.float16)
@@ -411,6 +425,7 @@ class Trainer:
             write_atomically(self.folder / "config.json", (text + "\n").encode())
         self.log.event("resume" if resuming else "start", self.step, settings=dataclasses.asdict(c))
         self.saved = resuming
+        self.warn()
         self.log.start_bar(c.max_iters, self.step)
         self.started, self.mark = time.monotonic() - self.elapsed_seconds, (time.monotonic(), self.tokens)
         exit_code = 1
@@ -537,7 +552,8 @@ class Trainer:
         train, val = result
         if math.isnan(val):
             raise self.diverged(f"validation loss {val}")
-        self.log.event("eval", self.step, train_loss=train, val_loss=val, val_perplexity=perplexity(val))
+        losses = {"train_loss": train, "val_loss": val, "val_perplexity": perplexity(val)}
+        self.log.event("eval", self.step, **losses, repetition=self.write_sample(val))
         better = val < self.best_val_loss and self.step > 0
         self.evaluations_since_best = 0 if better or self.step == 0 else self.evaluations_since_best + 1
         self.log.say(f"step {self.step:,}: {evaluation_line(train, val)}{', the best so far' * better}")
@@ -547,8 +563,33 @@ class Trainer:
                 self.saver.save(self.folder / "my_own_llm.pt", self.model_state())
         if self.config.always_save_checkpoint and self.step > 0:
             self.save_state()
+        self.warn()
         self.log.plot()
         self.skip_pause(paused)
+
+    def write_sample(self, val_loss: float) -> float | None:
+        """Adds what the model writes after an end of text to samples.txt; returns its share of repeated 4-grams."""
+        if not self.device.is_main:
+            return None
+        eot, count = self.data.meta["eot_id"], self.data.vocab_size
+        sampler = Sampler(temperature=0.8, top_k=40, top_p=1.0, seed=self.config.seed, samples=1)
+        self.model.eval()
+        ids: list[int] = []
+        for chosen in generate(self.model, torch.tensor([eot]), SAMPLE_TOKENS, sampler, count):
+            if int(chosen) == eot:
+                break
+            ids.append(int(chosen))
+        self.model.train()
+        with open(self.folder / "samples.txt", "a", encoding="utf-8") as file:
+            file.write(f"=== step {self.step:,}, validation loss {val_loss:.4f} ===\n{self.tokenizer.decode(ids)}\n\n")
+        return repeated_ngrams(ids)
+
+    def warn(self) -> None:
+        """Tells each warning sign once."""
+        if self.device.is_main:
+            for warning in find_warnings(self.log.history, self.facts):
+                self.log.event("warning", self.step, kind=warning.kind, message=warning.message)
+                self.log.say(f"warning ({warning.kind}): {warning.message}")
 
     def save_state(self) -> None:
         """Writes last.pt, all that a resumed run needs; the one before it becomes previous.pt."""
@@ -613,7 +654,8 @@ class Trainer:
 
 def evaluation_line(train: float, val: float) -> str:
     """Losses and perplexity, for people."""
-    return f"train loss {train:.4f}, val loss {val:.4f}, val perplexity {perplexity(val):,.2f}"
+    beyond = " (beyond what a number can hold: the loss is very high)" if perplexity(val) == math.inf else ""
+    return f"train loss {train:.4f}, val loss {val:.4f}, val perplexity {perplexity(val):,.2f}{beyond}"
 
 
 if __name__ == "__main__":

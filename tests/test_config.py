@@ -511,13 +511,7 @@ def squeezed(text: str) -> str:
 @pytest.mark.parametrize(
     ("script", "class_name"),
     [
-        pytest.param(
-            "prepare.py",
-            "PrepareConfig",
-            marks=pytest.mark.xfail(
-                reason="comments inside parentheses are not seen: they belong on the line of their field", strict=True
-            ),
-        ),
+        ("prepare.py", "PrepareConfig"),
         ("train.py", "TrainConfig"),
         ("sample.py", "SampleConfig"),
     ],
