@@ -176,7 +176,7 @@ def divergence(seen: Seen) -> Iterator[tuple[int, str]]:
 def loss_not_moving(seen: Seen) -> Iterator[tuple[int, str]]:
     """The loss is hardly below the start after a share of the run; trained weights start low and may stay there."""
     f, logged = seen.facts, [loss for step, loss in seen.losses if step > seen.facts.warmup_iters]
-    if seen.fresh and len(logged) >= STILL_LOGGED:
+    if len(logged) >= STILL_LOGGED:
         (_, start), (step, _), now = seen.losses[0], seen.losses[-1], median(logged[-STILL_LOGGED:])
         late = step >= f.warmup_iters + max(STILL_STEPS, STILL_SHARE * f.max_iters)
         if late and start > FRESH * seen.guess and now > (1 - STILL_FALL) * start:
