@@ -157,25 +157,11 @@ def plot_history(history: list[dict[str, Any]], path: Path) -> None:
     figure, (top, below) = pyplot.subplots(
         2, 1, sharex=True, figsize=(9, 6), height_ratios=(3, 1), constrained_layout=True
     )
-    marks = top.get_xaxis_transform()  # x in steps, y from 0 to 1 over the height
     top.plot([e["iter"] for e in train], [e["loss"] for e in train], color="#9ab", linewidth=1, label="training step")
     for key, label, colour in (("train_loss", "training", "#1f5fa8"), ("val_loss", "validation", "#c8501e")):
         top.plot([e["iter"] for e in evals], [e[key] for e in evals], ".-", color=colour, label=f"{label}, evaluated")
-    finite = [e for e in evals if math.isfinite(e["val_loss"])]
-    if finite:
-        best = min(finite, key=lambda e: e["val_loss"])
-        top.annotate(
-            f"best {best['val_loss']:.3f} (perplexity {perplexity(best['val_loss']):,.1f})",
-            (best["iter"], best["val_loss"]),
-            xytext=(0, 22),
-            textcoords="offset points",
-            ha="right" if best["iter"] > 0.6 * evals[-1]["iter"] else "left",
-            arrowprops={"arrowstyle": "-", "color": "#888"},
-        )
-    for warning in (event for event in history if event["event"] == "warning"):
-        top.axvline(warning["iter"], color="#b00", linewidth=0.8, linestyle=":")
-        label = warning["kind"].replace("_", " ")
-        top.text(warning["iter"], 0.98, f" {label}", color="#b00", fontsize=8, rotation=90, va="top", transform=marks)
+    mark_best(top, evals)
+    mark_warnings(top, history)
     top.set_ylabel("loss, nats per token")
     top.legend(frameon=False)
     top.grid(alpha=0.25)
@@ -188,3 +174,27 @@ def plot_history(history: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(partial, format="png", dpi=110)
     pyplot.close(figure)
     os.replace(partial, path)
+
+
+def mark_best(axes: Any, evals: list[dict[str, Any]]) -> None:
+    """Names the lowest validation loss."""
+    finite = [e for e in evals if math.isfinite(e["val_loss"])]
+    if finite:
+        best = min(finite, key=lambda e: e["val_loss"])
+        axes.annotate(
+            f"best {best['val_loss']:.3f} (perplexity {perplexity(best['val_loss']):,.1f})",
+            (best["iter"], best["val_loss"]),
+            xytext=(0, 34),
+            textcoords="offset points",
+            ha="right" if best["iter"] > 0.6 * evals[-1]["iter"] else "left",
+            arrowprops={"arrowstyle": "-", "color": "#888"},
+        )
+
+
+def mark_warnings(axes: Any, history: list[dict[str, Any]]) -> None:
+    """Draws a line where each warning was told."""
+    marks = axes.get_xaxis_transform()  # x in steps, y from 0 to 1 over the height
+    for warning in (event for event in history if event["event"] == "warning"):
+        axes.axvline(warning["iter"], color="#b00", linewidth=0.8, linestyle=":")
+        label = warning["kind"].replace("_", " ")
+        axes.text(warning["iter"], 0.98, f" {label}", color="#b00", fontsize=8, rotation=90, va="top", transform=marks)

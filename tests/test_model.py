@@ -287,13 +287,15 @@ def test_perplexity_of_a_huge_loss_is_inf_and_the_loss_is_still_told(tiny, capsy
     """H76: a mean loss of 800 overflows no exponential; the evaluation reports both and ends with 0."""
     assert perplexity(800.0) == math.inf and perplexity(2.0) == pytest.approx(math.e**2)
     meta = read_meta(tiny / "data" / "tiny")
+    text = (tiny / "data" / "tiny" / "tokenizer.json").read_text(encoding="utf-8")
+    tokenizer = meta["tokenizer"] | {"json": text}
     config = dataclasses.replace(SMALL, vocab_size=meta["vocab_size"])
     model = GPT(config)
     with torch.no_grad():  # the final state is e₀ whatever came in, and the end-of-text id alone answers to it, by 800
         model.transformer["ln_f"].weight.zero_()
         model.transformer["ln_f"].bias.zero_()[0] = 1.0
         model.transformer["wte"].weight.zero_()[meta["eot_id"], 0] = 800.0
-    state = {"model": model.state_dict(), "model_args": dataclasses.asdict(config), "tokenizer": meta["tokenizer"]}
+    state = {"model": model.state_dict(), "model_args": dataclasses.asdict(config), "tokenizer": tokenizer}
     save_checkpoint(tiny / "huge.pt", state | {"iter_num": 1, "best_val_loss": 800.0, "config": {}})
     assert train.main([*TINY, "--max_iters=1", f"--init_from={tiny / 'huge.pt'}", "--eval_only=true"]) == 0
     told = capsys.readouterr().out

