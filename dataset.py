@@ -13,8 +13,10 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import io
 import json
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from configurator import UserError
+from tokenizer import character_tokenizer, read_tokenizer_json
 
 FORMAT_VERSION = 1
 MARKER = "UNFINISHED"
@@ -198,8 +201,11 @@ class TokenData:
             )
         found = [split for split in ("train", "val", "test") if (self.folder / f"{split}.bin").is_file()]
         sizes = {split: {"tokens": os.path.getsize(self.folder / f"{split}.bin") // 2} for split in found}
-        self.note = f"{self.folder} has no meta.json: taken as nanoGPT's uint16 files with GPT-2's vocabulary"
-        return {"dtype": "uint16", "splits": sizes} | GPT2_VOCABULARY
+        vocabulary, named = GPT2_VOCABULARY, "GPT-2's vocabulary"
+        if (self.folder / "meta.pkl").is_file():
+            vocabulary, named = read_character_vocabulary(self.folder / "meta.pkl"), "the characters of its meta.pkl"
+        self.note = f"{self.folder} has no meta.json: taken as nanoGPT's uint16 files with {named}"
+        return {"dtype": "uint16", "splits": sizes} | vocabulary
 
     def _check_split(self, split: str) -> int:
         path, tokens = self.folder / f"{split}.bin", self.meta["splits"][split]["tokens"]
@@ -255,6 +261,28 @@ class TokenData:
         if windows.max() >= self.vocab_size:
             raise UserError(f"{path} holds id {windows.max()}, but vocab_size is {self.vocab_size}: prepare it anew")
         return windows[:, :-1], windows[:, 1:]
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads plain values alone: no name in the file is looked up, so nothing of it runs."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuses."""
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def read_character_vocabulary(path: Path) -> dict[str, Any]:
+    """Vocabulary and tokenizer of nanoGPT's character-level data sets, whose meta.pkl lists the characters in `itos`."""
+    try:
+        characters = PlainUnpickler(io.BytesIO(path.read_bytes())).load()["itos"]
+        text = character_tokenizer([characters[i] for i in range(len(characters))])
+    except Exception as error:  # a foreign file may hold anything
+        raise UserError(f"{path} is not nanoGPT's list of characters: {error}") from error
+    return {
+        "vocab_size": len(characters) + 1,
+        "eot_id": len(characters),
+        "tokenizer": read_tokenizer_json(text, "meta.pkl").identity,
+    }
 
 
 @functools.lru_cache(maxsize=4)

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import sys
@@ -102,8 +103,8 @@ class Device:
     @property
     def peak_flops(self) -> float | None:
         """FLOP/s of the card at its best in `dtype`, None where unknown."""
-        matches = [name for name in PEAK_TFLOPS if name in self.name]
-        if self.kind != "cuda" or self.dtype == torch.float32 or not matches:
+        matches = [name for name in PEAK_TFLOPS if re.search(rf"\b{name}\b", self.name)]  # no A40 in an A4000
+        if self.kind != "cuda" or self.dtype == torch.float32 or not matches or "Laptop" in self.name:
             return None
         return PEAK_TFLOPS[max(matches, key=len)] * 1e12
 

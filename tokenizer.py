@@ -265,6 +265,18 @@ def as_tiktoken(spec: dict[str, Any], inner: Any) -> Any | None:
     return encoding if same else None
 
 
+def character_tokenizer(characters: list[str]) -> str:
+    """The tokenizer.json of one id a character, in the order given, and an end token after them."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Inner
+
+    inner = Inner(models.WordLevel({character: i for i, character in enumerate([*characters, END_OF_TEXT])}))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens([END_OF_TEXT])
+    return inner.to_str()
+
+
 def byte_characters() -> dict[int, str]:
     """The character that stands for each byte in a byte-level vocabulary (GPT-2, section 2.2): itself where it prints."""
     prints = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]

@@ -621,7 +621,7 @@ class Trainer:
         if not torch.stack([p.isfinite().all() for p in self.model.parameters()]).all():
             raise self.diverged("weights that are not finite")
         tokenizer = dict(self.data.meta["tokenizer"])
-        if tokenizer["kind"] == "file":
+        if tokenizer["kind"] == "file" and "json" not in tokenizer:
             tokenizer["json"] = (self.data.folder / "tokenizer.json").read_text(encoding="utf-8")
         return {
             "format_version": 1,

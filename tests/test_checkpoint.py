@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import torch
 from conftest import ROOT, TINY, assert_loud, run_program
 
 import train
-from checkpoint import build_model, load_checkpoint, save_checkpoint
+from checkpoint import build_model, load_checkpoint, load_run, save_checkpoint
 from configurator import UserError
 from model import GPT, GPTConfig
 
@@ -153,6 +155,31 @@ def test_killed_while_saving_leaves_the_state_before(tiny):
     assert load_checkpoint(tiny / "out" / "last.pt")["iter_num"] == 4
     assert train.main(["--init_from=resume", "--max_iters=8"]) == 0
     assert load_checkpoint(tiny / "out" / "last.pt")["iter_num"] == 8
+
+
+def test_thirty_kills_at_random_moments_of_a_save_leave_a_whole_state(tmp_path):
+    """A child saves without a pause and is killed; what is there loads, and never goes back by more than a save."""
+    rng, step = random.Random(0), 0
+    weights = {f"w{i}": torch.randn(40_000) for i in range(10)}
+    extra = {"model_args": {}, "optimizer": {}, "scaler": {}, "tokens": 0, "config": {}}
+    last, previous = tmp_path / "last.pt", tmp_path / "previous.pt"
+    torn = 0
+    for _ in range(30):
+        child = os.fork()
+        if child == 0:
+            for number in range(step + 1, step + 10_000):
+                save_checkpoint(last, {"model": weights, "iter_num": number} | extra, previous)
+            os._exit(0)
+        time.sleep(rng.uniform(0.02, 0.12))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        torn += (tmp_path / "last.pt.tmp").exists()
+        if last.exists():
+            state, notes = load_run(tmp_path)
+            assert notes == [] and state["iter_num"] >= step
+            assert all(torch.equal(state["model"][name], tensor) for name, tensor in weights.items())
+            step = state["iter_num"]
+    assert step > 30 and torn > 5  # the kills fell into saves
 
 
 def damage(path: Path) -> None:

@@ -25,7 +25,7 @@ LEVELS = [  # a module imports from the levels above its own, and BESIDE from it
     {"checkpoint"},
     {"prepare", "train", "sample"},
 ]
-BESIDE = {("progress", "configurator"), ("corpus", "textfile")}
+BESIDE = {("progress", "configurator"), ("corpus", "textfile"), ("dataset", "tokenizer")}
 PROGRAMS = {"prepare": "PrepareConfig", "train": "TrainConfig", "sample": "SampleConfig"}
 SCRIPTS = {"prepare_data.sh": "prepare", "start_train.sh": "train", "generate_text.sh": "sample"}
 MODULE_LINES = {"prepare": 400, "train": 700}  # 330 for all others

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHARED, TINY, assert_loud, read_events, run_program
+from conftest import ROOT, SHARED, TINY, TINY_TEXT, assert_loud, read_events, run_program
 
 import train
 from checkpoint import load_checkpoint
@@ -494,6 +494,29 @@ def test_a_data_folder_of_nanogpt_trains_with_gpt2s_vocabulary(tmp_path):
     assert load_checkpoint(tmp_path / "out" / "my_own_llm.pt")["model_args"]["vocab_size"] == 50304
 
 
+def test_a_character_level_folder_of_nanogpt_trains_and_writes(tmp_path, monkeypatch, capsys):
+    import pickle
+
+    import sample
+
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data" / "tiny"
+    folder.mkdir(parents=True)
+    characters = sorted(set(TINY_TEXT))
+    ids = np.array([characters.index(c) for c in TINY_TEXT], dtype="<u2")
+    for split in ("train", "val"):
+        ids.tofile(folder / f"{split}.bin")
+    names = {"itos": dict(enumerate(characters)), "stoi": {c: i for i, c in enumerate(characters)}}
+    (folder / "meta.pkl").write_bytes(pickle.dumps(names | {"vocab_size": len(characters)}))
+    assert fit("--max_iters=40", "--learning_rate=1e-2") == 0
+    assert "the characters of its meta.pkl" in capsys.readouterr().out
+    assert sample.main(["--start=the ", "--max_new_tokens=20", "--device=cpu"]) == 0
+    assert set(capsys.readouterr().out) <= set(TINY_TEXT) | {"\n"}
+    (folder / "meta.pkl").write_bytes(pickle.dumps(os.system))
+    process = run_program("train.py", *TINY, "--max_iters=1", "--out_dir=b", cwd=tmp_path)
+    assert_loud(process, "meta.pkl", "system")
+
+
 def test_data_without_a_validation_split_trains(tmp_path, monkeypatch):
     import prepare
 
@@ -717,11 +740,16 @@ def test_wandb_works_offline(tiny):
 # --- several processes ---------------------------------------------------------------------------------------------
 
 
-def torchrun(processes: int, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
+def torchrun(processes: int, *flags: str, cwd: Path, tiny_flags: bool = True) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*command, str(ROOT / "train.py"), *TINY, *flags], cwd=cwd, env=env, text=True, capture_output=True, timeout=120
+        [*command, str(ROOT / "train.py"), *(TINY if tiny_flags else []), *flags],
+        cwd=cwd,
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=120,
     )
 
 
@@ -736,7 +764,12 @@ def test_two_processes_equal_one_with_the_same_global_batch(tiny):
     one, two = losses(tiny / "one"), losses(tiny / "two")
     assert one.keys() == two.keys() and all(one[s] == pytest.approx(two[s], abs=1e-5) for s in one)
     assert_same_weights(weights(tiny / "one"), weights(tiny / "two"), tolerance=1e-5)
-    assert train.main(["--init_from=resume", "--out_dir=two", "--max_iters=6"]) == 0
+    # what two wrote, four and then one go on with
+    process = torchrun(4, "--init_from=resume", "--out_dir=two", "--max_iters=6", cwd=tiny, tiny_flags=False)
+    assert process.returncode == 0, process.stderr
+    assert train.main(["--init_from=resume", "--out_dir=two", "--max_iters=8"]) == 0
+    assert train.main(["--init_from=resume", "--out_dir=one", "--max_iters=8"]) == 0
+    assert_same_weights(weights(tiny / "one"), weights(tiny / "two"), tolerance=1e-5)
 
 
 @pytest.mark.slow
