@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import zipfile
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -122,7 +123,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
                 raise UserError(f"{path} is damaged: the checksum of its part {damaged} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = first_line(error)
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = f"it names {named[1]}" if named else "it is another kind of file"
         raise UserError(f"{path} is not a checkpoint of tensors and plain values, and is not run: {reason}") from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} cannot be read, cut short or damaged: {first_line(error)}") from error

@@ -97,7 +97,7 @@ def test_a_hostile_pickle_is_refused_and_not_run(tmp_path, kind):
         torch.save(state, tmp_path / "bad.pt")
     else:
         (tmp_path / "bad.pt").write_bytes(pickle.dumps(state["config"]))
-    with pytest.raises(UserError, match=r"bad\.pt"):
+    with pytest.raises(UserError, match=r"bad\.pt.* is not run: it (names posix\.system|is another kind)"):
         load_checkpoint(tmp_path / "bad.pt")
     assert not (tmp_path / "owned").exists()
 
