@@ -126,7 +126,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         reason = f"it names {named[1]}" if named else "it is another kind of file"
         raise UserError(f"{path} is not a checkpoint of tensors and plain values, and is not run: {reason}") from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except UserError:
+        raise
+    except Exception as error:  # bytes that are no checkpoint raise anything
         raise UserError(f"{path} cannot be read, cut short or damaged: {first_line(error)}") from error
     check_contents(state, path)
     weights = {strip_prefixes(name): tensor for name, tensor in state["model"].items()}

@@ -182,9 +182,11 @@ class TokenData:
         self.note: str | None = None
         self.meta = self._read_or_assume_meta()
         self.dtype, self.vocab_size = np.dtype(self.meta["dtype"]), self.meta["vocab_size"]
-        self.tokens = {}
+        self.tokens, self.files = {}, {}
         for split in self.meta["splits"]:
             self.tokens[split] = self._check_split(split)
+            # held open: should the data be made anew meanwhile, this run goes on with the files it began with
+            self.files[split] = open(self.folder / f"{split}.bin", "rb")  # noqa: SIM115
         if "val" not in self.tokens:
             self.note = f"{folder} has no val.bin: the loss on fixed training windows stands in for the validation loss"
 
@@ -256,7 +258,7 @@ class TokenData:
         (340 MB after 3,000 batches of a 400 MB file, 0.4 MB this way).
         """
         path = self.folder / f"{split}.bin"
-        ids = np.memmap(path, dtype=self.dtype, mode="r")
+        ids = np.memmap(self.files[split], dtype=self.dtype, mode="r")
         windows = np.stack([ids[s : s + self.block_size + 1] for s in starts]).astype(np.int64)  # (B, T + 1)
         if windows.max() >= self.vocab_size:
             raise UserError(f"{path} holds id {windows.max()}, but vocab_size is {self.vocab_size}: prepare it anew")

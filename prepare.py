@@ -35,7 +35,7 @@ import numpy as np
 
 from configurator import UserError, format_overrides, load_config, program
 from corpus import Corpus
-from dataset import MARKER, TokenWriter, read_meta
+from dataset import FILES, MARKER, TokenWriter, read_meta
 from progress import progress_bar
 from tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, open_tokenizer, read_tokenizer_json, train_tokenizer
 
@@ -139,14 +139,14 @@ def keep_existing(config: PrepareConfig, settings: dict[str, Any]) -> bool:
     if (folder / MARKER).exists():
         print(f"{folder} is unfinished: making it anew")
         return False
-    if config.overwrite or (meta is None and not (folder / "train.bin").exists()):
+    if config.overwrite or (meta is None and not any((folder / name).exists() for name in FILES)):
         return False
     old = meta.get("settings", {}) if meta else {}
     changed = [k for k in {**old, **settings} if old.get(k) != settings.get(k)]
     difference = ", ".join(f"{k} was {old.get(k)!r}, now {settings.get(k)!r}" for k in changed)
     difference = difference.replace("input_fingerprint was", "the input files changed: fingerprint was")
     what = f"{folder} is already prepared" + (f" with other settings ({difference})" if meta and changed else "")
-    what = what if meta else f"{folder} holds token files without a meta.json, from another program"
+    what = what if meta else f"{folder} holds a data set's file names without a meta.json, from another program"
     if sys.stdin.isatty():
         print(f"{what}. Make it anew? [y/N] ", end="", flush=True)
         return sys.stdin.readline().strip().lower() not in ("y", "yes")  # Ctrl-D is no

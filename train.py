@@ -77,7 +77,15 @@ class TrainConfig:
         for key in [*positive.split(), "checkpoint_interval", "block_size", "n_layer", "n_head", "n_embd"]:
             if getattr(self, key) < 1:
                 raise UserError(f"{key}={getattr(self, key)} must be 1 or more")
-        for key in ("learning_rate", "weight_decay", "grad_clip", "warmup_iters", "min_lr", "patience"):
+        for key in (
+            "learning_rate",
+            "weight_decay",
+            "grad_clip",
+            "warmup_iters",
+            "min_lr",
+            "patience",
+            "lr_decay_iters",
+        ):
             if (getattr(self, key) or 0) < 0:
                 raise UserError(f"{key}={getattr(self, key)} must not be negative")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and 0 <= self.dropout < 1):
@@ -620,9 +628,6 @@ class Trainer:
         """The weights and all that sample.py, an export or a fine-tuning needs beside them: plain values alone."""
         if not torch.stack([p.isfinite().all() for p in self.model.parameters()]).all():
             raise self.diverged("weights that are not finite")
-        tokenizer = dict(self.data.meta["tokenizer"])
-        if tokenizer["kind"] == "file" and "json" not in tokenizer:
-            tokenizer["json"] = (self.data.folder / "tokenizer.json").read_text(encoding="utf-8")
         return {
             "format_version": 1,
             "model": self.model.state_dict(),
@@ -630,7 +635,7 @@ class Trainer:
             "iter_num": self.step,
             "best_val_loss": self.best_val_loss,
             "config": dataclasses.asdict(self.config),
-            "tokenizer": tokenizer,
+            "tokenizer": dict(self.tokenizer.identity),
             "data": self.data_identity(),
         }
 

@@ -208,3 +208,10 @@ def test_weights_alone_are_no_state_to_resume_from(tiny):
     os.replace(tiny / "out" / "my_own_llm.pt", tiny / "out" / "last.pt")
     (tiny / "out" / "previous.pt").unlink(missing_ok=True)
     assert_loud(run_program("train.py", "--init_from=resume", "--max_iters=6", cwd=tiny), "optimizer", "--init_from=")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_bytes_are_no_checkpoint(tmp_path, seed):
+    (tmp_path / "noise.pt").write_bytes(random.Random(seed).randbytes(5000))
+    with pytest.raises(UserError, match=r"noise\.pt"):
+        load_checkpoint(tmp_path / "noise.pt")

@@ -256,3 +256,19 @@ def test_reading_does_not_gather_pages_in_memory(tmp_path):
     for step in range(3000):
         data.train_batch(4 * step, 4)
     assert psutil.Process().memory_info().rss - before < 50e6
+
+
+def test_a_run_goes_on_with_the_files_it_began_with(tmp_path):
+    """Data made anew under a training would otherwise change, or end, what it reads."""
+    folder = tmp_path / "x"
+
+    def write(ids: np.ndarray) -> None:
+        with TokenWriter(folder, 500) as writer:
+            writer.append("train", ids.astype("<u2").tobytes(), 1)
+            writer.commit({"vocab_size": 500, "eot_id": 0, "tokenizer": {"kind": "gpt2", "name": "gpt2"}})
+
+    write(np.arange(200))
+    data = TokenData(folder, 16)
+    before = data.train_batch(0, 4)
+    write(np.full(40, 499))
+    assert all((old == new).all() for old, new in zip(before, data.train_batch(0, 4), strict=True))

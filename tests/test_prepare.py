@@ -932,12 +932,13 @@ def test_a_failing_overwrite_leaves_the_old_data(prep, fault):
     assert file_bytes() == before
 
 
-def test_foreign_token_files_are_not_overwritten_unasked(prep):
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "tokenizer.json"])
+def test_foreign_files_are_not_overwritten_unasked(prep, name):
     Path("data/x").mkdir(parents=True)
-    write("data/x/train.bin", b"\x01\x00")
+    write(f"data/x/{name}", b"\x01\x00")
     write("in.txt", "some text " * 100)
     assert_loud(prep(), "without a meta.json", "--overwrite=true")
-    assert file_bytes() == {"train.bin": b"\x01\x00"}
+    assert file_bytes() == {name: b"\x01\x00"}
 
 
 @pytest.mark.parametrize(
