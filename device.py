@@ -232,7 +232,10 @@ class StopSignals:
             self.pending = (flag, torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, async_op=True))
         return self.received
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if self.pending is not None and kind is None:
+            self.pending[1].wait()  # a process that leaves with an exchange under way breaks it for the others
+        self.pending = None
         for number, handler in self.before.items():
             signal.signal(number, handler)
 

@@ -414,7 +414,8 @@ class Trainer:
 
     def evaluate_only(self) -> int:
         """Evaluates once, prints, writes nothing."""
-        result = self.evaluate()
+        with self.signals:
+            result = self.evaluate()
         if self.device.is_main and result:
             print(f"step {self.step:,}: {evaluation_line(*result)}")
         return 0
