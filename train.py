@@ -174,7 +174,8 @@ def main(argv: list[str]) -> int:
         config, device, data, state, lines = set_up(argv)
     except UserError:
         if int(os.environ.get("RANK", 0)):
-            return 2  # every process finds the same fault, the first one tells it
+            time.sleep(30)  # every process finds the same fault; the first one tells it, and the launcher then ends all
+            return 2
         raise
     folder = Path(config.out_dir)
     if not config.eval_only:
@@ -665,4 +666,8 @@ def evaluation_line(train: float, val: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if "WORLD_SIZE" in os.environ:  # gloo's threads abort now and then when the interpreter takes itself apart
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
