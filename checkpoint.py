@@ -14,6 +14,7 @@ import pickle
 import re
 import zipfile
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -190,19 +191,25 @@ def check_run(state: dict[str, Any], path: Path) -> dict[str, Any]:
     return state
 
 
-def lock_run_folder(folder: Path) -> Any:
-    """Takes the run folder for this process; returns what holds it. Raises UserError when another training has it."""
+@contextlib.contextmanager
+def lock_run_folder(folder: Path) -> Iterator[None]:
+    """Keeps the run folder for this process. Raises UserError when another training has it."""
     try:
         import fcntl
     except ImportError:  # Windows
-        return None
-    lock = open(folder / ".lock", "w", encoding="utf-8")  # noqa: SIM115, open as long as the run
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise UserError(f"another training is at work in {folder}: wait for it, or use another --out_dir=") from error
-    return lock
+        yield
+        return
+    with open(folder / ".lock", "w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another training is at work in {folder}: wait for it, or use another --out_dir="
+            ) from error
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # for a forked child too, which a close alone would leave holding it
 
 
 def load_weights(source: str) -> dict[str, Any]:

@@ -177,29 +177,28 @@ def main(argv: list[str]) -> int:
             time.sleep(30)  # every process finds the same fault; the first one tells it, and the launcher then ends all
             return 2
         raise
-    folder = Path(config.out_dir)
-    if not config.eval_only:
-        if config.init_from == "resume" and state["iter_num"] >= config.max_iters:
-            if device.is_main:
-                print(f"{folder} is finished at step {state['iter_num']:,}: a larger --max_iters= goes on")
-            return 0
+    folder, resuming = Path(config.out_dir), config.init_from == "resume"
+    if resuming and not config.eval_only and state["iter_num"] >= config.max_iters:
         if device.is_main:
+            print(f"{folder} is finished at step {state['iter_num']:,}: a larger --max_iters= goes on")
+        return 0
+    with contextlib.ExitStack() as stack:
+        if device.is_main and not config.eval_only:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = lock_run_folder(folder)  # noqa: F841, held until the process ends
-            if config.init_from != "resume":
+            stack.enter_context(lock_run_folder(folder))
+            if not resuming:
                 clear_run_folder(folder, config.overwrite)
-    start_ranks(device, config.backend)
-    try:
-        trainer = Trainer(config, device, data, state)
-        if device.is_main:
-            print("\n".join([*lines, *trainer.describe()]), flush=True)
-        return trainer.evaluate_only() if config.eval_only else trainer.run()
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error) or isinstance(error, MemoryError):
-            raise UserError(out_of_memory_advice(config, device)) from error
-        raise
-    finally:
-        stop_ranks()
+        start_ranks(device, config.backend)
+        stack.callback(stop_ranks)
+        try:
+            trainer = Trainer(config, device, data, state)
+            if device.is_main:
+                print("\n".join([*lines, *trainer.describe()]), flush=True)
+            return trainer.evaluate_only() if config.eval_only else trainer.run()
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error) or isinstance(error, MemoryError):
+                raise UserError(out_of_memory_advice(config, device)) from error
+            raise
 
 
 def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, Any] | None, list[str]]:

@@ -350,9 +350,10 @@ def test_an_existing_run_is_never_overwritten_unasked(tiny):
 def test_a_second_training_on_one_run_folder_is_refused(tiny):
     import checkpoint
 
-    lock = checkpoint.lock_run_folder(tiny / "out") if (tiny / "out").mkdir() is None else None
-    assert_loud(run_program("train.py", *TINY, "--max_iters=2", cwd=tiny), "another training", "--out_dir")
-    lock.close()
+    (tiny / "out").mkdir()
+    with checkpoint.lock_run_folder(tiny / "out"):
+        assert_loud(run_program("train.py", *TINY, "--max_iters=2", cwd=tiny), "another training", "--out_dir")
+    assert fit("--max_iters=2") == 0
 
 
 def test_eval_only_writes_nothing(tiny):
