@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from configurator import UserError
+from dataset import release_lock, take_lock
 from model import GPT, GPTConfig
 from tokenizer import Tokenizer, load_tokenizer
 
@@ -194,22 +195,13 @@ def check_run(state: dict[str, Any], path: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def lock_run_folder(folder: Path) -> Iterator[None]:
     """Keeps the run folder for this process. Raises UserError when another training has it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
     with open(folder / ".lock", "w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"another training is at work in {folder}: wait for it, or use another --out_dir="
-            ) from error
+        if not take_lock(lock):
+            raise UserError(f"another training is at work in {folder}: wait for it, or use another --out_dir=")
         try:
             yield
         finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # for a forked child too, which a close alone would leave holding it
+            release_lock(lock)
 
 
 def load_weights(source: str) -> dict[str, Any]:

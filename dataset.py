@@ -10,7 +10,6 @@ Letters: B batch, T block_size, N tokens in a split.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import io
@@ -26,15 +25,15 @@ import numpy as np
 from configurator import UserError
 from tokenizer import character_tokenizer, read_tokenizer_json
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
+
 FORMAT_VERSION = 1
 MARKER = "UNFINISHED"
-FILES = (
-    "train.bin",
-    "val.bin",
-    "test.bin",
-    "tokenizer.json",
-    "meta.json",
-)  # in the order in which they get their names
+# in the order in which they get their names
+FILES = ("train.bin", "val.bin", "test.bin", "tokenizer.json", "meta.json")
 GPT2_VOCABULARY = {"vocab_size": 50257, "eot_id": 50256, "tokenizer": {"kind": "gpt2", "name": "gpt2"}}
 
 
@@ -51,6 +50,22 @@ def write_to_disk(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def take_lock(file: Any) -> bool:
+    """Locks an open file for this process; False when another one has it."""
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+
+
+def release_lock(file: Any) -> None:
+    """Gives a lock back, for a forked child too, which a close alone would leave holding it."""
+    if fcntl:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 class TokenWriter:
@@ -71,12 +86,8 @@ class TokenWriter:
         self.made_folder = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.marker = open(self.folder / MARKER, "a")
-        try:
-            fcntl.flock(self.marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"another prepare.py is at work in {self.folder}: wait for it, or take another name"
-            ) from error
+        if not take_lock(self.marker):
+            raise UserError(f"another prepare.py is at work in {self.folder}: wait for it, or take another name")
         if not self.marker.tell():
             self.marker.write("prepare.py is at work here, or was stopped before its end\n")
             self.marker.flush()

@@ -254,4 +254,5 @@ def compile_obstacle(device: Device) -> str | None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ran out, on any device."""
     said = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "can't allocate memory" in said
+    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return known or "out of memory" in said or "can't allocate memory" in said

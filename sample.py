@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
         else:
             converse(model, tokenizer, config)
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise UserError(
             f"memory on {device.name} ran out with num_samples={config.num_samples} and dtype={config.dtype}: "

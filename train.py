@@ -134,6 +134,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from checkpoint import (
+    FORMAT_VERSION,
     BackgroundSaver,
     build_model,
     crop_context,
@@ -192,11 +193,12 @@ def main(argv: list[str]) -> int:
         stack.callback(stop_ranks)
         try:
             trainer = Trainer(config, device, data, state)
+            del state  # its optimizer state would fill main memory until the end
             if device.is_main:
                 print("\n".join([*lines, *trainer.describe()]), flush=True)
             return trainer.evaluate_only() if config.eval_only else trainer.run()
         except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error) or isinstance(error, MemoryError):
+            if is_out_of_memory(error):
                 raise UserError(out_of_memory_advice(config, device)) from error
             raise
 
@@ -630,7 +632,7 @@ class Trainer:
         if not torch.stack([p.isfinite().all() for p in self.model.parameters()]).all():
             raise self.diverged("weights that are not finite")
         return {
-            "format_version": 1,
+            "format_version": FORMAT_VERSION,
             "model": self.model.state_dict(),
             "model_args": dataclasses.asdict(self.model.config),
             "iter_num": self.step,

@@ -68,6 +68,18 @@ def char_tokenizer(characters: str, unknown: str | None = None) -> str:
     return inner.to_str()
 
 
+def fill_randomly(model, seed: int):
+    """Gives a model random weights, norms and biases too, lively enough to write more than one letter; returns it."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = 0.3 * torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(0.1 * noise if name.endswith("bias") else 1 + noise if ".ln_" in name else noise)
+    return model
+
+
 def read_ids(folder: Path, split: str) -> list[int]:
     """All ids of a split, in the dtype that meta.json names."""
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ import types
 
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, fill_randomly
 from torch.nn import functional as F
 
 import train
@@ -26,13 +26,7 @@ TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # Conv1D in tran
 
 def random_model(seed: int = 0, **changes) -> GPT:
     """A model whose weights, norms and biases too, are all random: nothing in it is 0 or 1, and no text is dull."""
-    model = GPT(dataclasses.replace(SMALL, **changes))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = 0.3 * torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(0.1 * noise if name.endswith("bias") else 1 + noise if ".ln_" in name else noise)
-    return model
+    return fill_randomly(GPT(dataclasses.replace(SMALL, **changes)), seed)
 
 
 def random_ids(*shape: int, below: int = 40, seed: int = 1) -> torch.Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, char_tokenizer
+from conftest import ROOT, char_tokenizer, fill_randomly
 
 import sample
 from checkpoint import load_checkpoint, save_checkpoint
@@ -27,13 +27,7 @@ SHAPE = GPTConfig(block_size=16, vocab_size=CHARS.vocab_size, n_layer=2, n_head=
 
 def random_model(seed: int = 0, **changes) -> GPT:
     """A model with random weights, lively enough to write more than one letter."""
-    model = GPT(dataclasses.replace(SHAPE, **changes)).eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = 0.3 * torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(0.1 * noise if name.endswith("bias") else 1 + noise if ".ln_" in name else noise)
-    return model
+    return fill_randomly(GPT(dataclasses.replace(SHAPE, **changes)).eval(), seed)
 
 
 def planned_model(plan: dict[int, int], otherwise: int, **changes) -> GPT:
