@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from configurator import UserError
+from loss import cross_entropy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,11 +186,10 @@ class GPT(nn.Module):
 
     def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits (B, T, V); with targets (B, T) the mean cross-entropy over those that are not -1, in float32."""
-        logits = self.lm_head(self.hidden(ids))
+        x = self.hidden(ids)  # (B, T, C)
         if targets is None:
-            return logits
-        logits = logits[..., : self.used_vocabulary].flatten(0, 1).float()  # (B T, V)
-        return F.cross_entropy(logits, targets.flatten(), ignore_index=-1)
+            return self.lm_head(x)
+        return cross_entropy(x.flatten(0, 1), self.lm_head.weight, targets.flatten(), self.used_vocabulary)
 
 
 def parameter_count(config: GPTConfig) -> int:

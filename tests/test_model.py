@@ -15,6 +15,7 @@ import train
 from checkpoint import save_checkpoint
 from configurator import UserError
 from dataset import read_meta
+from loss import cross_entropy
 from model import GPT, GPTConfig, KeyValueCache, Sampler, flops_per_token, generate, parameter_count
 from progress import perplexity
 
@@ -136,7 +137,8 @@ def test_flops_per_token_are_those_that_torch_counts(changes):
 
     model = random_model(**changes)
     c, ids = model.config, random_ids(2, 17)
-    with FlopCounterMode(display=False) as counter:
+    in_place = {torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1]}  # which torch does not count
+    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
         model(ids[:, :-1], ids[:, 1:]).backward()
     attention = 12 * c.n_layer * c.n_embd * c.block_size  # a token; torch's counter does not know the CPU's kernel
     assert counter.get_total_flops() / 32 + attention == pytest.approx(flops_per_token(c), rel=0.01)
@@ -219,6 +221,53 @@ def test_the_loss_is_the_mean_over_the_targets_that_count():
     logp = model(ids).log_softmax(-1)
     expected = -sum(logp[b, t, targets[b, t]] for b in range(2) for t in range(16) if targets[b, t] >= 0) / 25
     torch.testing.assert_close(model(ids, targets), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 25, 1000])
+@pytest.mark.parametrize(
+    ("dtype", "grad_scale"), [(torch.float32, 1.0), (torch.bfloat16, 1.0), (torch.float16, 1024.0)], ids=str
+)
+def test_the_loss_in_chunks_is_the_plain_one_with_the_same_gradients(rows, dtype, grad_scale):
+    """Chunks that do and do not divide the rows, targets that do not count, columns of no token, autocast, float16's
+    scaled loss: sixteen bits round each product differently, by at most a few of their last places.
+    """
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(50, 16), torch.randn(40, 16)
+    targets = torch.randint(0, 33, (50,))
+    targets[[0, 7, 49]] = -1
+    results = []
+    for chunked in (True, False):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            if chunked:
+                loss = cross_entropy(h, w, targets, 33, rows)
+                with torch.no_grad():
+                    torch.testing.assert_close(cross_entropy(h, w, targets, 33, rows), loss.detach())
+            else:
+                loss = torch.nn.functional.cross_entropy((h @ w.t())[:, :33].float(), targets, ignore_index=-1)
+        (loss * grad_scale).backward()
+        results.append((loss.detach(), h.grad, w.grad))
+        assert loss.dtype == h.grad.dtype == w.grad.dtype == torch.float32
+    coarse = {} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.004 * grad_scale}
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, **coarse)
+    assert results[0][2][33:].eq(0).all()
+
+
+def test_small_gradients_of_the_loss_survive_float16():
+    """Divided by the number of rows before it is rounded, a gradient of 1e-5 / 8192 would be 0 in float16."""
+    torch.manual_seed(0)
+    hidden, weight = torch.zeros(8192, 8), torch.zeros(1024, 8)
+    hidden[:, 0], weight[0, 0] = 1.0, 4.0  # each of the other 1,023 ids has a probability of 1e-3
+    for tensor in (hidden, weight):
+        tensor.requires_grad_()
+    with torch.autocast("cpu", dtype=torch.float16):
+        cross_entropy(hidden, weight, torch.zeros(8192, dtype=torch.long), 1024).backward()
+    share = 1 / (math.exp(4) + 1023)
+    torch.testing.assert_close(weight.grad[1:, 0], torch.full((1023,), share), rtol=0.01, atol=0)
+    torch.testing.assert_close(
+        hidden.grad[:, 0] * 8192, torch.full((8192,), -4 * (1 - share * math.exp(4))), rtol=0.01, atol=0
+    )
 
 
 def test_rows_beyond_the_vocabulary_change_no_loss_and_get_no_gradient():
