@@ -13,7 +13,6 @@ import os
 import pickle
 import re
 import zipfile
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -62,39 +61,54 @@ def save_checkpoint(path: Path, state: dict[str, Any], previous: Path | None = N
 class BackgroundSaver:
     """Writes checkpoints in a thread: the caller waits while the tensors are copied, not while they reach the disk.
 
-    Saves happen in the order asked for. A failed one raises at the next call, or at `wait`.
+    Saves happen in the order asked for, and at most one of each file waits. A failed one raises at the next call, or at
+    `wait`. The copy of each file is kept for the next one: memory that was used before is five times as fast to fill.
     """
 
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(1)
-        self.waiting: deque[Future[None]] = deque()
+        self.latest: dict[Path, tuple[Future[None], dict[str, Any]]] = {}  # the last save of each file, and its copy
 
     def save(self, path: Path, state: dict[str, Any], previous: Path | None = None) -> None:
-        """As save_checkpoint. At most two copies wait for the disk: the best model and the full state of one step."""
-        while self.waiting and (self.waiting[0].done() or len(self.waiting) >= 2):
-            self.waiting.popleft().result()
-        self.waiting.append(self.pool.submit(save_checkpoint, path, copy_to_cpu(state), previous))
+        """As save_checkpoint."""
+        for file, (future, _) in self.latest.items():
+            if file == path or future.done():
+                future.result()
+        copy = copy_to_cpu(state, self.latest[path][1] if path in self.latest else None)
+        self.latest[path] = (self.pool.submit(save_checkpoint, path, copy, previous), copy)
 
     def wait(self) -> None:
         """Waits for the disk; raises what went wrong."""
-        while self.waiting:
-            self.waiting.popleft().result()
+        for future, _ in self.latest.values():
+            future.result()
 
 
-def copy_to_cpu(value: Any) -> Any:
-    """A copy that later steps do not change, tensors in main memory; tensors that share memory go on sharing it."""
+def copy_to_cpu(value: Any, memory: Any = None) -> Any:
+    """A copy that later steps do not change, tensors in main memory; tensors that share memory go on sharing it.
+
+    Takes the memory of an earlier copy where that has a tensor of the same shape and dtype in the same place.
+    """
     copies: dict[int, torch.Tensor] = {}
+    taken: set[int] = set()
 
-    def copy(value: Any) -> Any:
+    def copy(value: Any, memory: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            if value.data_ptr() not in copies or copies[value.data_ptr()].shape != value.shape:
-                copies[value.data_ptr()] = value.detach().to("cpu", copy=True)
-            return copies[value.data_ptr()]
+            known = copies.get(value.data_ptr())
+            if known is None or known.shape != value.shape:
+                fits = isinstance(memory, torch.Tensor) and (memory.shape, memory.dtype) == (value.shape, value.dtype)
+                target = memory if fits and id(memory) not in taken else torch.empty(value.shape, dtype=value.dtype)
+                taken.add(id(target))
+                copies[value.data_ptr()] = known = target.copy_(value.detach())
+            return known
         if isinstance(value, dict):
-            return {key: copy(item) for key, item in value.items()}
-        return [copy(item) for item in value] if isinstance(value, (list, tuple)) else value
+            memory = memory if isinstance(memory, dict) else {}
+            return {key: copy(item, memory.get(key)) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            memory = memory if isinstance(memory, list) and len(memory) == len(value) else [None] * len(value)
+            return [copy(item, kept) for item, kept in zip(value, memory, strict=True)]
+        return value
 
-    return copy(value)
+    return copy(value, memory)
 
 
 def flush_folder(folder: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from conftest import ROOT, TINY, assert_loud, run_program
 
 import train
-from checkpoint import build_model, load_checkpoint, load_run, save_checkpoint
+from checkpoint import BackgroundSaver, build_model, copy_to_cpu, load_checkpoint, load_run, save_checkpoint
 from configurator import UserError
 from model import GPT, GPTConfig
 
@@ -215,3 +215,24 @@ def test_random_bytes_are_no_checkpoint(tmp_path, seed):
     (tmp_path / "noise.pt").write_bytes(random.Random(seed).randbytes(5000))
     with pytest.raises(UserError, match=r"noise\.pt"):
         load_checkpoint(tmp_path / "noise.pt")
+
+
+def test_the_copy_for_the_writer_is_kept_and_never_mixed_up(tmp_path):
+    """The second save of a file fills the memory of the first; tensors that were one and are two now get their own."""
+    shared, number = torch.ones(3, 4), torch.tensor(1.0)
+    first = copy_to_cpu({"a": shared, "b": shared, "n": number, "more": [torch.zeros(2)], "text": "x"})
+    assert first["a"] is first["b"] and first["a"] is not shared
+    second = copy_to_cpu({"a": shared + 1, "b": shared + 2, "n": number, "more": [torch.ones(3)], "text": "y"}, first)
+    assert second["a"] is first["a"] and second["n"] is first["n"]
+    assert second["a"].eq(2).all() and second["b"].eq(3).all() and second["more"][0].eq(1).all()
+    assert second["text"] == "y"
+    view = torch.arange(12.0).view(3, 4).t()  # not contiguous
+    torch.testing.assert_close(copy_to_cpu({"a": view}, {"a": first["a"].t()})["a"], view)
+
+    saver = BackgroundSaver()
+    for step in range(5):
+        saver.save(tmp_path / "last.pt", {"model": {"a": torch.full((100, 100), float(step))}, "model_args": {}})
+        saver.save(tmp_path / "best.pt", {"model": {"a": torch.full((100, 100), -float(step))}, "model_args": {}})
+    saver.wait()
+    for name, value in (("last.pt", 4.0), ("best.pt", -4.0)):
+        assert load_checkpoint(tmp_path / name)["model"]["a"].eq(value).all()
