@@ -253,14 +253,21 @@ class TokenData:
         """Inputs and targets, (B, T) int64 each, of the training samples from `first_sample` on."""
         return self.read_windows("train", [self.window_start(first_sample + i) for i in range(batch_size)])
 
-    def eval_batches(self, split: str, batch_size: int, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Up to `count` batches of fixed windows spread evenly over a split; the same for every call."""
+    def eval_batches(
+        self, split: str, batch_size: int, count: int, rank: int = 0, ranks: int = 1
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+        """Up to `count` batches of fixed windows spread evenly over a split, the same for every call: those of one
+        process, and the number of windows that each stands for. Every process gets equally many, since sharded weights
+        are gathered by all at once; what is handed out twice for that stands for 0.
+        """
         split = split if split in self.tokens else "train"
         room = self.tokens[split] - self.block_size - 1
         windows = min(batch_size * count, room // self.block_size + 1)
         starts = [room * i // max(1, windows - 1) for i in range(windows)]
-        for first in range(0, windows, batch_size):
-            yield self.read_windows(split, starts[first : first + batch_size])
+        batches = [starts[first : first + batch_size] for first in range(0, windows, batch_size)]
+        for number in range(rank, len(batches) + rank, ranks):
+            chosen = batches[min(number, len(batches) - 1)]
+            yield *self.read_windows(split, chosen), len(chosen) * (number < len(batches))
 
     def read_windows(self, split: str, starts: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets, (B, T) int64, at the given starts.

@@ -42,7 +42,8 @@ class TrainConfig:
     # the batch: batch_size × block_size × gradient_accumulation_steps tokens a step
     batch_size: int = 8  # windows in a micro-batch: as many as fit in memory
     gradient_accumulation_steps: int = 16  # micro-batches in a step, over all processes
-    # the optimizer: AdamW (Loshchilov & Hutter 2019)
+    # the optimizer
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon = for the blocks' matrices, AdamW for the rest
     learning_rate: float = 6e-4  # the highest of the schedule; larger models want less
     max_iters: int = 50000  # steps
     weight_decay: float = 0.1  # on matrices and embeddings, never on biases and norms
@@ -69,6 +70,7 @@ class TrainConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"  # of matrix products; weights stay float32
     compile: bool = True  # torch.compile: a minute to start, then faster
     gradient_checkpointing: bool = False  # a third more work for much less memory, same losses
+    shard: bool = False  # share weights, gradients and optimizer state out over the GPUs (FSDP2)
     backend: str = "nccl"  # how several GPUs talk
     seed: int = 1337  # initial weights, order of windows, dropout
 
@@ -94,6 +96,8 @@ class TrainConfig:
             raise UserError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}: change one of them")
         if self.min_lr is not None and self.min_lr > self.learning_rate:
             raise UserError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}: lower --min_lr")
+        if self.optimizer == "muon" and self.shard:
+            raise UserError("optimizer=muon wants whole matrices, shard=true cuts them: leave one of the two away")
 
     @property
     def tokens_per_step(self) -> int:
@@ -159,6 +163,7 @@ from diagnostics import RunFacts, find_warnings, repeated_ngrams
 from model import GPT, GPTConfig, Sampler, flops_per_token, generate, parameter_count
 from optimizer import cosine_schedule, make_optimizer
 from progress import RunLog, format_duration, import_wandb, perplexity
+from sharding import beside, compile_blocks, for_generation, gather, here, shard, spread, whole
 from tokenizer import load_tokenizer
 
 SHAPE_KEYS = ("block_size", "n_layer", "n_head", "n_embd", "bias", "gelu")  # cannot change when a run goes on
@@ -247,8 +252,8 @@ def resumed_settings(state: dict[str, Any], given: dict[str, Any]) -> dict[str, 
     """The settings of a run that goes on, below those given now. Raises UserError where these ask for another shape."""
     known = {field.name for field in dataclasses.fields(TrainConfig)} - {"out_dir", "init_from", "overwrite"}
     stored = {key: value for key, value in state["config"].items() if key in known}
-    for key in SHAPE_KEYS:
-        if key in given and given[key] != stored[key]:
+    for key in (*SHAPE_KEYS, "optimizer"):
+        if key in given and given[key] != stored.get(key, given[key]):
             raise UserError(
                 f"{key}={given[key]} differs from the {stored[key]} of the run in last.pt, and a run cannot change it: "
                 f"leave --{key} away, or start another run with --out_dir="
@@ -314,10 +319,13 @@ class Trainer:
         self.notes = [note for note in (*device.notes, data.note) if note]
         self.signals, self.saver = StopSignals(device), BackgroundSaver()
         resuming = config.init_from == "resume"
+        self.sharded = config.shard and device.world_size > 1
+        if config.shard and not self.sharded:
+            self.notes.append("shard=true does nothing with one process; the variable GPUS says how many")
         seed_streams(config.seed)
         self.model = self.make_model(state)
         betas = (config.beta1, config.beta2)
-        self.optimizer = make_optimizer(self.model, config.learning_rate, betas, config.weight_decay)
+        self.optimizer = make_optimizer(self.model, config.optimizer, config.learning_rate, betas, config.weight_decay)
         self.evaluations_since_best = 0
         self.facts = RunFacts(
             parameter_count(self.model.config),
@@ -332,16 +340,22 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.kind, enabled=device.dtype == torch.float16)
         if resuming:
             self.restore(state)
-        if config.compile:
-            obstacle = compile_obstacle(device)
+        self.parallel = self.wrap()
+
+    def wrap(self) -> torch.nn.Module:
+        """Compiles the model where asked for and possible; returns what the training steps call."""
+        if self.config.compile:
+            obstacle = compile_obstacle(self.device)
             if obstacle:
                 self.notes.append(f"compile=false: {obstacle}")
+            elif self.sharded:
+                compile_blocks(self.model)
             else:
                 self.model.compile()
-        self.parallel = self.model
-        if device.world_size > 1:
-            ids = [device.index] if device.kind == "cuda" else None
-            self.parallel = DistributedDataParallel(self.model, device_ids=ids)
+        if self.device.world_size == 1 or self.sharded:
+            return self.model
+        ids = [self.device.index] if self.device.kind == "cuda" else None
+        return DistributedDataParallel(self.model, device_ids=ids)
 
     def make_model(self, state: dict[str, Any] | None) -> GPT:
         """A fresh model, or the one of a checkpoint, on the device."""
@@ -359,6 +373,8 @@ class Trainer:
                     f"{self.data.vocab_size:,} ids of {self.data.folder}: prepare the data with the model's tokenizer"
                 )
         model.gradient_checkpointing, model.used_vocabulary = c.gradient_checkpointing, self.data.vocab_size
+        if self.sharded:
+            shard(model, self.device.kind, self.device.world_size)
         return model.to(self.device.torch).train()
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -369,9 +385,9 @@ class Trainer:
                 "prepare the same data again, or start from these weights by --init_from=PATH with another --out_dir"
             )
         fresh = [dict(group) for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(spread(state["optimizer"], self.optimizer))
         for group, settings in zip(self.optimizer.param_groups, fresh, strict=True):
-            group.update({key: settings[key] for key in ("betas", "weight_decay", "lr")})
+            group.update({key: settings[key] for key in ("betas", "weight_decay", "lr") if key in settings})
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.best_val_loss = state["iter_num"], state["best_val_loss"]
         self.tokens, self.elapsed_seconds = state["tokens"], state["elapsed_seconds"]
@@ -395,6 +411,7 @@ class Trainer:
         train, total = self.data.tokens["train"], c.max_iters * c.tokens_per_step
         splits = ", ".join(f"{split} {tokens:,}" for split, tokens in self.data.tokens.items())
         processes = f", {self.device.world_size} processes" if self.device.world_size > 1 else ""
+        processes += ", each with a part of the model" * self.sharded
         if c.decay_lr and c.warmup_steps != c.warmup_iters:
             text = f"warmup_iters={c.warmup_iters} would fill all {c.decay_steps} steps: {c.warmup_steps} are used"
             self.notes.append(text)
@@ -491,17 +508,20 @@ class Trainer:
         for micro_step in range(micro_steps):
             batch = (self.step * micro_steps + micro_step) * ranks + self.device.rank  # its number in the global order
             x, y = self.device.send(*self.data.train_batch(batch * c.batch_size, c.batch_size))  # (B, T) each
-            exchange = micro_step == micro_steps - 1 or ranks == 1  # gradients cross ranks once a step
+            # gradients cross ranks once a step; sharded ones at once, since nobody has room for whole ones
+            exchange = micro_step == micro_steps - 1 or ranks == 1 or self.sharded
             with contextlib.nullcontext() if exchange else self.parallel.no_sync():
                 with self.device.autocast():
                     loss = self.parallel(x, y) / micro_steps
                 self.scaler.scale(loss).backward()
             mean_loss += loss.detach()
         self.scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), c.grad_clip or math.inf)
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), c.grad_clip or math.inf))
+        mean_loss = sum_over_ranks(mean_loss) / ranks
         finite = norm.isfinite() & mean_loss.isfinite()
         if not self.scaler.is_enabled():
-            self.optimizer.found_inf = (~finite).float()  # a fused optimizer leaves its step out where this is 1
+            bad = beside((~finite).float(), self.model.lm_head.weight)
+            self.optimizer.found_inf = bad  # a fused optimizer leaves its step out where this is 1
         self.scaler.step(self.optimizer)  # float16 looks for overflow itself
         self.scaler.update()
         self.bad_steps = torch.where(finite, 0.0, self.bad_steps + 1)
@@ -515,22 +535,21 @@ class Trainer:
 
         Draws from no random stream.
         """
+        c, means = self.config, []
         self.model.eval()
-        means = []
         for split in ("train", "val"):
             sums = torch.zeros(2, device=self.device.torch, dtype=torch.float32)
-            batches = self.data.eval_batches(split, self.config.batch_size, self.config.eval_iters)
-            for number, batch in enumerate(batches):
+            ranks = (self.device.rank, self.device.world_size)
+            for *batch, windows in self.data.eval_batches(split, c.batch_size, c.eval_iters, *ranks):
                 if self.signals.agree():
                     self.model.train()
                     return None
-                if number % self.device.world_size == self.device.rank:
-                    x, y = self.device.send(*batch)
-                    with self.device.autocast():
-                        loss = self.model(x, y)
-                    sums += torch.stack([loss.float() * len(x), torch.full_like(loss, len(x), dtype=torch.float32)])
-            total, windows = sum_over_ranks(sums).tolist()
-            means.append(total / windows)
+                x, y = self.device.send(*batch)
+                with self.device.autocast():
+                    loss = self.model(x, y)
+                sums += torch.stack([loss * windows, torch.full_like(loss, windows)])
+            total, count = sum_over_ranks(sums).tolist()
+            means.append(total / count)
         self.model.train()
         return means[0], means[1]
 
@@ -538,7 +557,7 @@ class Trainer:
 
     def log_step(self, loss: torch.Tensor, norm: torch.Tensor, lr: float) -> None:
         """Writes one training event; this is where the device is waited for."""
-        mean, bad_steps = (sum_over_ranks(loss) / self.device.world_size).item(), int(self.bad_steps)
+        mean, bad_steps = loss.item(), int(self.bad_steps)
         if bad_steps >= (BAD_STEPS_FLOAT16 if self.scaler.is_enabled() else BAD_STEPS):
             raise self.diverged(f"loss {mean} and gradient norm {norm.item()}, {bad_steps} steps in a row")
         now, (then, tokens_then) = time.monotonic(), self.mark
@@ -570,8 +589,7 @@ class Trainer:
         self.log.say(f"step {self.step:,}: {evaluation_line(train, val)}{', the best so far' * better}")
         if better:
             self.best_val_loss = val
-            if self.device.is_main:
-                self.saver.save(self.folder / "my_own_llm.pt", self.model_state())
+            self.save("my_own_llm.pt", self.model_state())
         if self.config.always_save_checkpoint and self.step > 0:
             self.save_state()
         self.warn()
@@ -580,19 +598,21 @@ class Trainer:
 
     def write_sample(self, val_loss: float) -> float | None:
         """Adds what the model writes after an end of text to samples.txt; returns its share of repeated 4-grams."""
-        if not self.device.is_main:
+        if not (self.device.is_main or self.sharded):
             return None
         eot, count = self.data.meta["eot_id"], self.data.vocab_size
         sampler = Sampler(temperature=0.8, top_k=40, top_p=1.0, seed=self.config.seed, samples=1)
         self.model.eval()
         ids: list[int] = []
-        for chosen in generate(self.model, torch.tensor([eot]), SAMPLE_TOKENS, sampler, count):
-            if int(chosen) == eot:
-                break
-            ids.append(int(chosen))
+        with for_generation(self.model):
+            for chosen in generate(self.model, torch.tensor([eot]), SAMPLE_TOKENS, sampler, count):
+                if int(chosen) == eot:
+                    break
+                ids.append(int(chosen))
         self.model.train()
-        with open(self.folder / "samples.txt", "a", encoding="utf-8") as file:
-            file.write(f"=== step {self.step:,}, validation loss {val_loss:.4f} ===\n{self.tokenizer.decode(ids)}\n\n")
+        text = f"=== step {self.step:,}, validation loss {val_loss:.4f} ===\n{self.tokenizer.decode(ids)}\n\n"
+        with open(self.folder / "samples.txt" if self.device.is_main else os.devnull, "a", encoding="utf-8") as file:
+            file.write(text)
         return repeated_ngrams(ids)
 
     def warn(self) -> None:
@@ -606,15 +626,19 @@ class Trainer:
         """Writes last.pt, all that a resumed run needs; the one before it becomes previous.pt."""
         paused = time.monotonic()
         self.elapsed_seconds = paused - self.started
-        if self.device.is_main:
-            counters = {"tokens": self.tokens, "elapsed_seconds": self.elapsed_seconds, "wandb_id": self.wandb_id}
-            counters |= {"evaluations_since_best": self.evaluations_since_best, "evaluation_due": self.evaluation_due}
-            learned = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
-            path = self.folder / "last.pt"
-            self.saver.save(path, self.model_state() | learned | counters, self.folder / "previous.pt")
+        counters = {"tokens": self.tokens, "elapsed_seconds": self.elapsed_seconds, "wandb_id": self.wandb_id}
+        counters |= {"evaluations_since_best": self.evaluations_since_best, "evaluation_due": self.evaluation_due}
+        learned = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+        self.save("last.pt", self.model_state() | learned | counters, "previous.pt")
         self.saved = True
         self.log.event("checkpoint", self.step, path="last.pt")
         self.skip_pause(paused)
+
+    def save(self, name: str, state: dict[str, Any], previous: str | None = None) -> None:
+        """Hands a state over to the first process's writer. Every process has to call it."""
+        state = gather(state, self.device.is_main)
+        if self.device.is_main:
+            self.saver.save(self.folder / name, state, self.folder / previous if previous else None)
 
     def skip_pause(self, since: float) -> None:
         """Takes the time since then out of the tokens a second."""
@@ -629,7 +653,8 @@ class Trainer:
 
     def model_state(self) -> dict[str, Any]:
         """The weights and all that sample.py, an export or a fine-tuning needs beside them: plain values alone."""
-        if not torch.stack([p.isfinite().all() for p in self.model.parameters()]).all():
+        finite = torch.stack([here(p).isfinite().all() for p in self.model.parameters()]).all()
+        if sum_over_ranks((~finite).int()):
             raise self.diverged("weights that are not finite")
         return {
             "format_version": FORMAT_VERSION,

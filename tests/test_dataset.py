@@ -192,11 +192,11 @@ def test_a_batch_depends_on_seed_and_sample_number_alone(tmp_path):
 def test_evaluation_windows_are_the_same_each_time_and_span_the_split(tmp_path):
     write_data(tmp_path, {"train": [0] * 50, "val": list(range(100))})
     data = TokenData(tmp_path, 8)
-    first = np.concatenate([x for x, _ in data.eval_batches("val", 4, 3)])
+    first = np.concatenate([x for x, _, _ in data.eval_batches("val", 4, 3)])
     data.train_batch(0, 4)
-    assert (first == np.concatenate([x for x, _ in data.eval_batches("val", 4, 3)])).all()
+    assert (first == np.concatenate([x for x, _, _ in data.eval_batches("val", 4, 3)])).all()
     assert len(first) == 12 and first[0, 0] == 0 and first[-1, -1] == 98
-    every = np.concatenate([x for x, _ in data.eval_batches("val", 4, 100)])
+    every = np.concatenate([x for x, _, _ in data.eval_batches("val", 4, 100)])
     assert len(np.unique(every[:, 0])) == len(every) == 12  # (99 - 8) // 8 + 1, none twice
 
 

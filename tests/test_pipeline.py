@@ -234,7 +234,7 @@ def test_called_by_link_and_by_relative_path(kit, tmp_path) -> None:
 def test_gpus_start_as_many_processes(kit, tmp_path, fake) -> None:
     (Path(fake["PATH"].split(":")[0]).parent / "installed").touch()
     several = run_script(kit / "start_train.sh", "a b", cwd=tmp_path, env=fake | {"GPUS": "3"})
-    expected = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3", f"{kit}/train.py", "a b", ""]
+    expected = [f"{kit}/tools/launch.py", "--standalone", "--nproc_per_node=3", f"{kit}/train.py", "a b", ""]
     assert several.stdout.split("\0") == expected
     one = run_script(kit / "start_train.sh", cwd=tmp_path, env=fake | {"GPUS": "1"})
     assert one.stdout.split("\0") == [f"{kit}/train.py", ""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import io
 import os
 import signal
@@ -15,8 +16,8 @@ import torch
 from conftest import ROOT, char_tokenizer, fill_randomly
 
 import sample
-from checkpoint import load_checkpoint, save_checkpoint
-from model import GPT, GPTConfig, Sampler
+from checkpoint import build_model, load_checkpoint, save_checkpoint
+from model import GPT, GPTConfig, Sampler, generate
 from tokenizer import load_gpt2, load_tokenizer, read_tokenizer_json
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
@@ -440,6 +441,32 @@ def test_a_checkpoint_of_nanogpt_writes_text_with_gpt2s_tokenizer_and_the_exact_
     tanh = random_model(vocab_size=50304, n_embd=16, bias=False, gelu="tanh")
     ids = torch.tensor([gpt2.encode("Once upon a time").tolist()])
     assert (tanh(ids) - model(ids)).abs().max() > 1e-4  # the two can be told apart
+
+
+@pytest.mark.skipif("NANOGPT" not in os.environ, reason="NANOGPT=FOLDER names a checkout of nanoGPT")
+@pytest.mark.parametrize("bias", [False, True])
+def test_greedy_text_of_a_checkpoint_is_nanogpts_own(folder, bias):
+    """Its classes make the file and write 60 ids, across the end of the context of 16; ours must be the same."""
+    spec = importlib.util.spec_from_file_location("nanogpt", Path(os.environ["NANOGPT"]) / "model.py")
+    nanogpt = sys.modules["nanogpt"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(nanogpt)
+    shape = {
+        "block_size": 16,
+        "vocab_size": 50304,
+        "n_layer": 3,
+        "n_head": 2,
+        "n_embd": 32,
+        "bias": bias,
+        "dropout": 0.1,
+    }
+    theirs = nanogpt.GPT(nanogpt.GPTConfig(**shape)).eval()
+    fill_randomly(theirs, 3)
+    torch.save({"model": theirs.state_dict(), "model_args": shape, "iter_num": 1, "config": {}}, folder / "ckpt.pt")
+    ours = build_model(load_checkpoint(folder / "ckpt.pt"), folder / "ckpt.pt").eval()
+    prompt = torch.tensor([[5, 2000, 50000]])
+    expected = theirs.generate(prompt, 60, top_k=1)[0, 3:].tolist()
+    sampler = Sampler(temperature=0.0, top_k=None, top_p=1.0, seed=1, samples=1)
+    assert [int(i) for i in generate(ours, prompt[0], 60, sampler, 50304)] == expected
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."])

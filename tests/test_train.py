@@ -137,15 +137,48 @@ def test_weight_decay_touches_matrices_alone(tiny):
     assert len({id(p) for group in (decayed, plain) for p in group["params"]}) == len(list(trainer.model.parameters()))
 
 
+def test_muon_takes_the_blocks_matrices_and_turns_each_step_into_an_orthogonal_one(tiny):
+    """All directions of a matrix move equally far, by AdamW's usual step: 0.2 RMS times the learning rate, for wide
+    and high ones alike. A step that is not finite is left out whole.
+    """
+    trainer = make_trainer("--optimizer=muon", "--n_layer=1", "--weight_decay=0", "--decay_lr=false")
+    muon, decayed, plain = (group["params"] for group in trainer.optimizer.param_groups)
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    assert [names[id(p)].split(".h.0.")[1] for p in muon] == [
+        f"{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    ]
+    assert len(decayed) == 2 and len(plain) == 10
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.train_step()
+    old = dict(zip(map(id, trainer.model.parameters()), before, strict=True))
+    for matrix in muon:
+        change = (old[id(matrix)] - matrix.detach()) / trainer.config.learning_rate
+        speeds = torch.linalg.svdvals(change) / (0.2 * math.sqrt(max(matrix.shape)))
+        assert 0.6 < speeds.median() < 1.3 and speeds.max() < 1.4, names[id(matrix)]
+    after = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.model.lm_head.weight.register_hook(lambda gradient: gradient * math.nan)
+    trainer.train_step()
+    assert all(torch.equal(a, p) for a, p in zip(after, trainer.model.parameters(), strict=True))
+    assert int(trainer.skipped_steps) == 1
+
+
+def test_muon_is_for_whole_matrices_and_whole_runs(tiny):
+    assert_loud(run_program("train.py", "--optimizer=muon", "--shard=true", cwd=tiny), "optimizer=muon", "shard=true")
+    assert fit("--max_iters=1") == 0
+    process = run_program("train.py", "--init_from=resume", "--optimizer=muon", "--max_iters=2", cwd=tiny)
+    assert_loud(process, "optimizer=muon", "adamw")
+
+
 # --- numbers that agree ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("stops", [[8], [3, 7, 9]])
-def test_a_resumed_run_repeats_an_unbroken_one_bit_for_bit(tiny, monkeypatch, dtype, stops):
+@pytest.mark.parametrize(("stops", "optimizer"), [([8], "adamw"), ([3, 7, 9], "adamw"), ([8], "muon")], ids=str)
+def test_a_resumed_run_repeats_an_unbroken_one_bit_for_bit(tiny, monkeypatch, dtype, stops, optimizer):
     """H15, with dropout, accumulation, evaluations on the way, and the scaler of float16."""
     monkeypatch.setattr(train, "choose_device", lambda *_, **__: Device("cpu", "test", dtype))
     flags = ("--dropout=0.2", "--gradient_accumulation_steps=2", "--eval_interval=4", "--log_interval=1", "--n_embd=16")
+    flags += (f"--optimizer={optimizer}",)
     assert fit("--max_iters=12", "--out_dir=straight", *flags) == 0
     assert fit(f"--max_iters={stops[0]}", "--out_dir=broken", *flags) == 0
     for stop in [*stops[1:], 12]:
@@ -154,7 +187,9 @@ def test_a_resumed_run_repeats_an_unbroken_one_bit_for_bit(tiny, monkeypatch, dt
     straight, broken = (load_checkpoint(tiny / name / "last.pt") for name in ("straight", "broken"))
     assert_same_weights(straight["model"], broken["model"])
     for a, b in zip(straight["optimizer"]["state"].values(), broken["optimizer"]["state"].values(), strict=True):
-        assert torch.equal(a["exp_avg"], b["exp_avg"]) and torch.equal(a["exp_avg_sq"], b["exp_avg_sq"])
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    kinds = {key for moments in straight["optimizer"]["state"].values() for key in moments}
+    assert ("momentum_buffer" in kinds) == (optimizer == "muon") and "exp_avg" in kinds
     assert straight["scaler"] == broken["scaler"] and straight["tokens"] == broken["tokens"]
     assert straight["best_val_loss"] >= broken["best_val_loss"]  # which was evaluated at each stop, too
     rates = [[e["lr"] for e in read_events(tiny / name, "train")] for name in ("straight", "broken")]
@@ -741,13 +776,15 @@ def test_wandb_works_offline(tiny):
 # --- several processes ---------------------------------------------------------------------------------------------
 
 
-def torchrun(processes: int, *flags: str, cwd: Path, tiny_flags: bool = True) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+LAUNCH = [sys.executable, str(ROOT / "tools" / "launch.py"), "--standalone"]
+
+
+def several(processes: int, *flags: str, cwd: Path, tiny_flags: bool = True) -> subprocess.CompletedProcess:
+    """Runs train.py in several processes, which talk by gloo, as start_train.sh does with GPUS."""
     return subprocess.run(
-        [*command, str(ROOT / "train.py"), *(TINY if tiny_flags else []), *flags],
+        [*LAUNCH, f"--nproc_per_node={processes}", str(ROOT / "train.py"), *(TINY if tiny_flags else []), *flags],
         cwd=cwd,
-        env=env,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         text=True,
         capture_output=True,
         timeout=120,
@@ -758,7 +795,7 @@ def torchrun(processes: int, *flags: str, cwd: Path, tiny_flags: bool = True) ->
 def test_two_processes_equal_one_with_the_same_global_batch(tiny):
     """H34, H35, H36: gloo on the CPU, one copy of each line, the ranks share the work of one step out."""
     flags = ("--gradient_accumulation_steps=4", "--max_iters=4", "--log_interval=1", "--eval_interval=2")
-    process = torchrun(2, "--out_dir=two", "--backend=gloo", *flags, cwd=tiny)
+    process = several(2, "--out_dir=two", "--backend=gloo", *flags, cwd=tiny)
     assert process.returncode == 0, process.stderr
     assert process.stdout.count("step 4: train loss") == 1 and "4 × 16 × 4 = 256 tokens a step" in process.stdout
     assert fit("--out_dir=one", *flags) == 0
@@ -766,7 +803,7 @@ def test_two_processes_equal_one_with_the_same_global_batch(tiny):
     assert one.keys() == two.keys() and all(one[s] == pytest.approx(two[s], abs=1e-5) for s in one)
     assert_same_weights(weights(tiny / "one"), weights(tiny / "two"), tolerance=1e-5)
     # what two wrote, four and then one go on with
-    process = torchrun(4, "--init_from=resume", "--out_dir=two", "--max_iters=6", cwd=tiny, tiny_flags=False)
+    process = several(4, "--init_from=resume", "--out_dir=two", "--max_iters=6", cwd=tiny, tiny_flags=False)
     assert process.returncode == 0, process.stderr
     assert train.main(["--init_from=resume", "--out_dir=two", "--max_iters=8"]) == 0
     assert train.main(["--init_from=resume", "--out_dir=one", "--max_iters=8"]) == 0
@@ -774,18 +811,68 @@ def test_two_processes_equal_one_with_the_same_global_batch(tiny):
 
 
 @pytest.mark.slow
-def test_a_signal_stops_all_processes_at_one_step(tiny):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(ROOT / "train.py"),
-    ]
+def test_shared_out_weights_learn_as_whole_ones_and_save_the_same_file(tiny):
+    """FSDP2 over gloo: losses and gradient norms of one process, its checkpoint, and each goes on from the other's."""
+    flags = ("--gradient_accumulation_steps=4", "--max_iters=4", "--log_interval=1", "--eval_interval=2", "--dropout=0")
+    flags += ("--eval_iters=3",)  # which two processes cannot share evenly
+    process = several(2, "--shard=true", "--out_dir=two", *flags, cwd=tiny)
+    assert process.returncode == 0, process.stderr
+    assert "2 processes, each with a part of the model" in process.stdout
+    assert fit("--out_dir=one", *flags) == 0
+    for kind, keys in (("train", ("loss", "grad_norm", "lr", "tokens")), ("eval", ("train_loss", "val_loss"))):
+        one, two = read_events(tiny / "one", kind), read_events(tiny / "two", kind)
+        assert len(one) == len(two) > 1
+        for key in keys:
+            assert [event[key] for event in two] == pytest.approx([event[key] for event in one], abs=1e-5), key
+    assert (tiny / "two" / "samples.txt").read_text() == (tiny / "one" / "samples.txt").read_text()
+    assert_same_weights(weights(tiny / "one"), weights(tiny / "two"), tolerance=1e-5)
+    whole, parts = (load_checkpoint(tiny / name / "last.pt") for name in ("one", "two"))
+    assert whole.keys() == parts.keys()
+    for number, moments in whole["optimizer"]["state"].items():
+        for key, value in moments.items():
+            torch.testing.assert_close(parts["optimizer"]["state"][number][key], value, rtol=1e-3, atol=1e-5)
+    # what two wrote, one goes on with whole; what one wrote, two go on with in parts
+    assert train.main(["--init_from=resume", "--out_dir=two", "--shard=false", "--max_iters=8"]) == 0
+    go_on = ("--init_from=resume", "--out_dir=one", "--shard=true", "--max_iters=8")
+    process = several(2, *go_on, cwd=tiny, tiny_flags=False)
+    assert process.returncode == 0, process.stderr
+    assert_same_weights(weights(tiny / "one"), weights(tiny / "two"), tolerance=1e-5)
+
+
+@pytest.mark.slow
+def test_shared_out_weights_with_a_step_that_is_not_finite_leave_it_out_everywhere(tiny):
+    """A NaN in the share of one process: no process takes the step; with checkpointing of activations on, too."""
+    script = tiny / "poisoned.py"
+    script.write_text(
+        "import os, sys; sys.path.insert(0, sys.argv.pop(1)); import torch, train\n"
+        "clip, calls = torch.nn.utils.clip_grad_norm_, []\n"
+        "def poison(parameters, *rest):\n"
+        "    parameters = list(parameters); calls.append(1)\n"
+        "    if len(calls) == 3 and os.environ['RANK'] == '1': parameters[3].grad.to_local()[0] = float('nan')\n"
+        "    return clip(parameters, *rest)\n"
+        "torch.nn.utils.clip_grad_norm_ = poison\n"
+        "code = train.main(sys.argv[1:]); sys.stdout.flush(); os._exit(code)"
+    )
+    flags = (*TINY, "--shard=true", "--gradient_accumulation_steps=2", "--max_iters=4", "--log_interval=1")
+    process = subprocess.run(
+        [*LAUNCH, "--nproc_per_node=2", str(script), str(ROOT), *flags, "--gradient_checkpointing=true"],
+        cwd=tiny,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stderr
+    assert [event["skipped_steps"] for event in read_events(tiny / "out", "train")] == [0, 0, 1, 1]
+    assert all(tensor.isfinite().all() for tensor in weights(tiny / "out").values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "when"), [(signal.SIGINT, "step 30/"), (signal.SIGTERM, "step 0: train loss")])
+def test_a_signal_stops_all_processes_at_one_step(tiny, number, when):
+    """Ctrl-C reaches the launcher and its processes, a SIGTERM the launcher alone; both save and leave nobody behind."""
     flags = [*TINY, "--gradient_accumulation_steps=2", "--max_iters=100000", "--eval_interval=100000"]
     process = subprocess.Popen(
-        [*command, *flags],
+        [*LAUNCH, "--nproc_per_node=2", str(ROOT / "train.py"), *flags],
         cwd=tiny,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -793,21 +880,48 @@ def test_a_signal_stops_all_processes_at_one_step(tiny):
         start_new_session=True,
     )
     for line in process.stdout:
-        if line.startswith("step 30/"):
+        if line.startswith(when):
             break
-    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: the launcher and its processes
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     output, _ = process.communicate(timeout=40)
-    assert "stopped and saved at step" in output, output
-    assert load_checkpoint(tiny / "out" / "last.pt")["iter_num"] >= 30
+    assert process.returncode == 128 + number and "Traceback" not in output, output
+    assert output.count("stopped and saved at step") == 1, output
+    assert load_checkpoint(tiny / "out" / "last.pt")["iter_num"] >= (30 if number == signal.SIGINT else 0)
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
 
 
 @pytest.mark.slow
-def test_accumulation_that_the_processes_cannot_share_is_one_error(tiny):
-    process = torchrun(2, "--gradient_accumulation_steps=3", cwd=tiny)
-    assert process.returncode != 0
-    assert process.stderr.count("error: gradient_accumulation_steps=3 is not divisible by the 2 processes") == 1
+def test_a_users_fault_in_several_processes_is_one_error(tiny):
+    """Told by the first of them, with its exit code, and nothing about it from the launcher."""
+    process = several(2, "--gradient_accumulation_steps=3", cwd=tiny)
+    assert process.returncode == 2 and process.stdout == ""
+    assert process.stderr.startswith("error: gradient_accumulation_steps=3 is not divisible by the 2 processes")
+    assert process.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_others_and_is_told(tiny):
+    script = tiny / "killed.py"
+    script.write_text(
+        "import os, sys; sys.path.insert(0, sys.argv.pop(1)); import train\n"
+        "step = train.Trainer.train_step\n"
+        "def die(self):\n"
+        "    if self.step == 3 and self.device.rank == 1: os.kill(os.getpid(), 9)\n"
+        "    return step(self)\n"
+        "train.Trainer.train_step = die; sys.exit(train.main(sys.argv[1:]))"
+    )
+    process = subprocess.run(
+        [*LAUNCH, "--nproc_per_node=2", str(script), str(ROOT), *TINY, "--gradient_accumulation_steps=2"],
+        cwd=tiny,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert process.returncode == 137 and "error: process 1 was killed by signal 9" in process.stderr
 
 
 # --- real text -----------------------------------------------------------------------------------------------------
