@@ -255,11 +255,11 @@ def generate(
     position shifts with each token, so the window is computed anew. Rows of the vocabulary from `vocab_size` on, which
     no token uses, are never produced.
     """
-    device, batch = model.lm_head.weight.device, len(sampler.streams)
+    like, batch = model.transformer["wpe"].weight, len(sampler.streams)
     block_size = model.config.block_size
-    ids = prompt.to(device).expand(batch, -1)  # (B, T)
+    ids = prompt.to(like.device).expand(batch, -1)  # (B, T)
     capacity = min(block_size, ids.size(1) + max_new_tokens)
-    cache = KeyValueCache(model.config, batch, capacity, model.lm_head.weight) if use_cache else None
+    cache = KeyValueCache(model.config, batch, capacity, like) if use_cache else None
     fresh = ids  # what the cache has not seen
     for _ in range(max_new_tokens):
         if cache is not None and ids.size(1) <= block_size:
@@ -267,6 +267,6 @@ def generate(
         else:
             cache, states = None, model.hidden(ids[:, -block_size:])
         chosen = sampler(model.lm_head(states[:, -1])[:, :vocab_size])  # (B,)
-        fresh = chosen.to(device).unsqueeze(1)
+        fresh = chosen.to(like.device).unsqueeze(1)
         ids = torch.cat([ids, fresh], dim=1)
         yield chosen

@@ -60,7 +60,7 @@ from pathlib import Path
 import torch
 
 from checkpoint import build_model, checkpoint_tokenizer, load_checkpoint
-from device import Device, choose_device, is_out_of_memory
+from device import Device, choose_device, is_out_of_memory, pack_linears
 from model import GPT, Sampler, generate, parameter_count
 from tokenizer import Tokenizer
 
@@ -95,6 +95,8 @@ def load_model(config: SampleConfig, device: Device) -> tuple[GPT, Tokenizer]:
     state = load_checkpoint(path)
     tokenizer = checkpoint_tokenizer(state)
     model = build_model(state, path).to(device=device.torch, dtype=device.dtype).eval()
+    if device.kind == "cpu" and device.dtype == torch.float32:
+        pack_linears(model)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise UserError(
             f"{path}: its tokenizer has {tokenizer.vocab_size:,} ids, its model only {model.config.vocab_size:,}"

@@ -366,10 +366,11 @@ class Trainer:
             model = GPT(shape)
         else:
             state["model_args"]["dropout"] = c.dropout
-            model = build_model(state, Path(c.init_from))
+            source = self.folder / "last.pt" if c.init_from == "resume" else Path(c.init_from)
+            model = build_model(state, source)
             if model.config.vocab_size < self.data.vocab_size:
                 raise UserError(
-                    f"{c.init_from} has {model.config.vocab_size:,} rows of vocabulary, too few for the "
+                    f"{source} has {model.config.vocab_size:,} rows of vocabulary, too few for the "
                     f"{self.data.vocab_size:,} ids of {self.data.folder}: prepare the data with the model's tokenizer"
                 )
         model.gradient_checkpointing, model.used_vocabulary = c.gradient_checkpointing, self.data.vocab_size
@@ -379,10 +380,12 @@ class Trainer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Takes the optimizer, the scaler and the counters over; settings given now win over the optimizer's own."""
-        if state["data"] != self.data_identity():
+        then, now = state["data"], self.data_identity()
+        changed = [f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key]]
+        if changed:
             raise UserError(
-                f"{self.folder}/last.pt was trained on {state['data']}, {self.data.folder} holds {self.data_identity()}: "
-                "prepare the same data again, or start from these weights by --init_from=PATH with another --out_dir"
+                f"{self.data.folder} is not what {self.folder}/last.pt was trained on: {'; '.join(changed)}: prepare the "
+                "same data again, or start from these weights by --init_from=PATH with another --out_dir"
             )
         fresh = [dict(group) for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(spread(state["optimizer"], self.optimizer))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import fill_randomly
 
 import device
 from configurator import UserError
-from device import Device, choose_device, is_out_of_memory, seed_streams
+from device import Device, PackedLinear, choose_device, is_out_of_memory, pack_linears, seed_streams
 
 
 @pytest.fixture
@@ -104,3 +105,23 @@ def test_compile_is_left_out_where_it_cannot_work(monkeypatch):
     assert "compiler" in device.compile_obstacle(Device("cpu", "test"))
     monkeypatch.setattr(device.sys, "platform", "win32")
     assert device.compile_obstacle(Device("cpu", "test"))
+
+
+def test_packed_linear_layers_compute_the_same_and_replace_all(monkeypatch):
+    """For a prompt, one row and several, with and without biases; where PyTorch lacks the functions, nothing changes."""
+    from model import GPT, GPTConfig
+
+    torch.manual_seed(0)
+    for bias in (True, False):
+        model = fill_randomly(GPT(GPTConfig(16, 128, 2, 2, 32, bias=bias)).eval(), 1)
+        ids = torch.randint(0, 128, (3, 16))
+        with torch.no_grad():
+            expected = model(ids)
+            assert pack_linears(model)
+            torch.testing.assert_close(model(ids), expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(model(ids[:1, :1]), expected[:1, :1], rtol=1e-4, atol=1e-4)
+        assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())
+        assert sum(isinstance(module, PackedLinear) for module in model.modules()) == 4 * 2 + 1
+    monkeypatch.setattr(PackedLinear, "forward", lambda self, x: torch.ops.mkldnn.no_such_function(x))
+    model = GPT(GPTConfig(16, 128, 2, 2, 32))
+    assert not pack_linears(model) and isinstance(model.lm_head, torch.nn.Linear)

@@ -20,7 +20,7 @@ from conftest import ROOT, SHARED, TINY, TINY_TEXT, assert_loud, read_events, ru
 import train
 from checkpoint import load_checkpoint
 from configurator import load_config
-from dataset import TokenData
+from dataset import TokenData, read_meta
 from device import Device, choose_device
 
 
@@ -167,6 +167,27 @@ def test_muon_is_for_whole_matrices_and_whole_runs(tiny):
     assert fit("--max_iters=1") == 0
     process = run_program("train.py", "--init_from=resume", "--optimizer=muon", "--max_iters=2", cwd=tiny)
     assert_loud(process, "optimizer=muon", "adamw")
+
+
+def test_a_step_never_waits_for_the_device(tiny):
+    """On a GPU each number that Python asks for stops the queue; a step of four micro-steps asks for none."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        asked = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            waits = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero")
+            self.asked += str(function).removeprefix("aten.").split(".")[0] in waits
+            return function(*args, **(kwargs or {}))
+
+    trainer = make_trainer("--gradient_accumulation_steps=4", "--dropout=0.1")
+    trainer.train_step()
+    with Counter() as counter:
+        loss, _, _ = trainer.train_step()
+        assert counter.asked == 0
+        loss.item()
+        assert counter.asked == 1
 
 
 # --- numbers that agree ----------------------------------------------------------------------------------------
@@ -316,7 +337,9 @@ def test_other_data_on_resume_is_refused(tiny):
     flags = [f"--tokenizer={tiny / 'data/tiny/tokenizer.json'}", "--num_proc=1", f"--data_dir={tiny / 'more'}"]
     assert prepare.main(["--dataset=other", f"--input={tiny / 'other.txt'}", *flags]) == 0
     flags = ["--init_from=resume", "--data_dir=more", "--dataset=other", "--max_iters=4"]
-    assert_loud(run_program("train.py", *flags, cwd=tiny), "was trained on", "other")
+    then, now = (read_meta(Path(name))["splits"]["train"]["tokens"] for name in ("data/tiny", "more/other"))
+    told = f"train_tokens was {then}, is {now}"
+    assert_loud(run_program("train.py", *flags, cwd=tiny), "was trained on", "more/other", told, "--init_from=PATH")
 
 
 def test_resuming_a_finished_run_says_so_and_touches_nothing(tiny):
