@@ -16,7 +16,7 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ GPT2_FILES = {  # the two files of https://openaipublic.blob.core.windows.net/gp
 # All but the last of a long run of white space in a text: GPT-2's splitting rule makes one part of it. Python's \s has
 # U+001C to U+001F, the rule's has not.
 LONG_SPACE = re.compile(r"((?<!\s)[^\S\x1c-\x1f]{100000,}(?=[^\S\x1c-\x1f]\S))")
+LONG_RUN = 400  # bytes; tiktoken merges parts of 500 and more in another way than riptoken (0.2.4)
 ODD_TEXT = "Hi, I'm  3½ x\t\r\n\n 'll’s\u00a0naïve 日本語👍🏽 \u2028 e\u0301 <|endoftext|> ----- \x00 1234567"
 
 
@@ -42,11 +43,13 @@ class TiktokenTokenizer:
 
     def __init__(self, encoding: Any, identity: dict[str, Any], eot_id: int) -> None:
         self.encoding, self.identity, self.eot_id = encoding, identity, eot_id
-        self.vocab_size = encoding.n_vocab
+        self.vocab_size, self.fast = encoding.n_vocab, fast_encoder(encoding)
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of `text` as uint32, special tokens read as plain text."""
         try:
+            if self.fast is not None and longest_run(text) < LONG_RUN:
+                return np.array(self.fast(text), dtype=np.uint32)
             return self.encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
         except ValueError:  # a run of a million spaces overflows the stack of the splitting rule's look-ahead
             parts = LONG_SPACE.split(text)
@@ -63,6 +66,26 @@ class TiktokenTokenizer:
     def stream(self) -> ByteStream:
         """A decoder to be fed one id at a time."""
         return ByteStream(self.encoding)
+
+
+def longest_run(text: str) -> int:
+    """Bytes in the longest run of a text without, or of nothing but, ASCII white space."""
+    space = np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8) <= 32
+    edges = np.flatnonzero(space[1:] != space[:-1]) + 1
+    return int(np.diff(edges, prepend=0, append=len(space)).max())
+
+
+def fast_encoder(encoding: Any) -> Callable[[str], list[int]] | None:
+    """The optional package riptoken, which encodes with the same vocabulary 1.5 to 2 times as fast; None where it is
+    not installed, or where an odd text shows other ids.
+    """
+    try:
+        from riptoken import CoreBPE
+
+        encode = CoreBPE(encoding._mergeable_ranks, {}, encoding._pat_str).encode_ordinary
+        return encode if encode(ODD_TEXT * 3) == encoding.encode_ordinary(ODD_TEXT * 3) else None
+    except Exception:  # another version of it may lack or refuse anything
+        return None
 
 
 class ByteStream:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -349,3 +351,60 @@ def test_an_unfinished_character_is_held_back_and_marked_at_the_end():
     ids = gpt2.encode("日").tolist()
     assert [stream.put(i) for i in ids[:-1]] == [""] * (len(ids) - 1)
     assert stream.flush() == "\ufffd"
+
+
+# --- the optional fast encoder --------------------------------------------------------------------------------------
+
+
+def texts_to_encode() -> list[str]:
+    rng = random.Random(7)
+    ranges = [(32, 127), (9, 14), (160, 880), (0x3040, 0x30FF), (0x4E00, 0x4F00), (0x1F300, 0x1F600), (0x300, 0x36F)]
+    odd = ["".join(chr(rng.randint(*rng.choice(ranges))) for _ in range(rng.randint(1, 80))) for _ in range(2000)]
+    runs = [part * count + "x" for part in " a\n-=ég" for count in (100, 399, 400, 500, 1024, 30_000)]
+    return [ODD_TEXT, "", " ", " " * 300_000 + "x", "ab" * 50_000, "don't\n'll 've\r\n", *runs, *odd]
+
+
+def test_riptoken_is_used_where_it_is_installed_and_gives_the_same_ids(trained_json):
+    pytest.importorskip("riptoken")
+    for tokenizer in (load_gpt2.__wrapped__(), read_tokenizer_json(trained_json, "tokenizer.json")):
+        assert tokenizer.fast is not None
+        for text in texts_to_encode():
+            fast = tokenizer.encode(text)
+            assert fast.dtype == np.uint32
+            assert fast.tolist() == tokenizer.encoding.encode_ordinary(text), text[:80]
+
+
+@pytest.mark.parametrize("fault", ["other ids", "refuses", "absent"])
+def test_another_encoder_that_does_not_agree_is_not_used(monkeypatch, fault):
+    def encode(text: str) -> list[int]:
+        if fault == "refuses":
+            raise OSError("no")
+        return [*load_gpt2().encoding.encode_ordinary(text), 1]
+
+    class CoreBPE:
+        def __init__(self, *_: object) -> None:
+            self.encode_ordinary = encode
+
+    package = types.ModuleType("riptoken")
+    if fault != "absent":
+        package.CoreBPE = CoreBPE
+    monkeypatch.setitem(sys.modules, "riptoken", package)
+    tokenizer = load_gpt2.__wrapped__()
+    assert tokenizer.fast is None and tokenizer.encode("Hello world").tolist() == [15496, 995]
+
+
+def test_an_encoder_that_agrees_is_used(monkeypatch):
+    calls = []
+
+    class CoreBPE:
+        def __init__(self, ranks: dict, special: dict, pattern: str) -> None:
+            assert len(ranks) == 50256 and special == {} and "\\p{L}" in pattern
+
+        def encode_ordinary(self, text: str) -> list[int]:
+            calls.append(text)
+            return load_gpt2().encoding.encode_ordinary(text)
+
+    package = types.ModuleType("riptoken")
+    package.CoreBPE = CoreBPE
+    monkeypatch.setitem(sys.modules, "riptoken", package)
+    assert load_gpt2.__wrapped__().encode("Hello world").tolist() == [15496, 995] and calls[-1] == "Hello world"
