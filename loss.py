@@ -15,7 +15,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 LOSS_CHUNK_ROWS = 1024  # rows at a time: 0.2 GB of float32 logits at V = 50,304; fewer make products too thin for a GPU
 
@@ -27,26 +26,68 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, used: int, ro
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    with torch.autocast(kind, enabled=False):
-        if torch.is_grad_enabled():
-            return ChunkedCrossEntropy.apply(hidden, weight, targets, used, rows, dtype)
-        total, matrix = hidden.new_zeros((), dtype=torch.float32), weight.to(dtype)
-        for states, ids in zip(hidden.split(rows), targets.split(rows), strict=True):
-            total += chunk_loss(log_probabilities(states.to(dtype), matrix, used), ids)
-        return total / (targets != -1).sum()
+    if torch.is_grad_enabled():
+        return ChunkedCrossEntropy.apply(hidden, weight, targets, used, rows, dtype)
+    return run_chunks(hidden, weight, targets, used, rows, dtype, False)[0] / (targets != -1).sum()
 
 
-def log_probabilities(states: Tensor, matrix: Tensor, used: int) -> Tensor:
-    """log softmax(states matrixᵀ) (n, V) in float32; -inf in the columns that stand for no token."""
-    logits = (states @ matrix.t()).float()
-    if used < logits.size(-1):
-        logits[:, used:] = -math.inf
-    return F.log_softmax(logits, dim=-1)
+def run_chunks(
+    hidden: Tensor, weight: Tensor, targets: Tensor, used: int, rows: int, dtype: torch.dtype, gradients: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of the losses over the targets that count, and its gradients by hidden (N, C) and weight (V, C) in float32.
+
+    Of the sum, not of the mean: divided by N, float16 would lose the small ones. Logits and probabilities take one
+    piece of memory again and again, in float32 the same one: fresh memory would cost a tenth of the time.
+    """
+    rows, columns = min(rows, len(hidden)), len(weight)
+    with torch.autocast(hidden.device.type, enabled=False):
+        states, matrix = hidden.to(dtype), weight.to(dtype)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        hidden_grad = torch.empty_like(hidden, dtype=torch.float32 if gradients else None)
+        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if gradients else weight.new_empty(0)
+        logit_memory = states.new_empty(rows, columns)
+        memory = logit_memory if dtype == torch.float32 else states.new_empty((rows, columns), dtype=torch.float32)
+        for first in range(0, len(states), rows):
+            x, ids = states[first : first + rows], targets[first : first + rows].unsqueeze(-1)  # (n, C), (n, 1)
+            counts = ids != -1
+            ids = ids.clamp(min=0)
+            logits = torch.mm(x, matrix.t(), out=logit_memory[: len(x)])  # (n, V)
+            if used < columns:
+                logits[:, used:] = -math.inf
+            highest, at = logits.max(-1, keepdim=True)
+            wanted = logits.gather(1, ids).float()
+            softmax = torch.softmax(logits, -1, dtype=torch.float32, out=memory[: len(x)])
+            # -log softmax(wanted) = log Σ exp - wanted, and log Σ exp is had from the largest, which never underflows
+            total += ((highest.float() - softmax.gather(1, at).log() - wanted) * counts).sum()
+            if gradients:
+                gradient = softmax.scatter_add_(1, ids, torch.full_like(wanted, -1.0)).to(dtype)
+                hidden_grad[first : first + rows] = (gradient @ matrix) * counts
+                add_product(weight_grad, gradient.t(), x * counts)
+    return total, hidden_grad, weight_grad
 
 
-def chunk_loss(log_probability: Tensor, ids: Tensor) -> Tensor:
-    """Sum of the cross-entropies (n, V) at the targets (n,) that count."""
-    return F.nll_loss(log_probability, ids, ignore_index=-1, reduction="sum")
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, where total is float32 whatever a and b are."""
+    if a.dtype == torch.float32:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
+
+
+@torch.library.custom_op("gpt2::cross_entropy_chunks", mutates_args=())
+def compiled_chunks(
+    hidden: Tensor, weight: Tensor, targets: Tensor, used: int, rows: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`run_chunks` as one operation for torch.compile, which would take its memory apart and lose a tenth."""
+    return run_chunks(hidden, weight, targets, used, rows, dtype, True)
+
+
+@compiled_chunks.register_fake
+def _(hidden: Tensor, weight: Tensor, targets: Tensor, used: int, rows: int, dtype: torch.dtype) -> tuple:
+    """Shapes alone."""
+    return tuple(
+        x.new_empty(x.shape if x is not targets else (), dtype=torch.float32) for x in (targets, hidden, weight)
+    )
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -62,26 +103,13 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         rows: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        """The mean loss; keeps d(sum of losses)/d(hidden) (N, C) and d(sum of losses)/d(weight) (V, C) in float32.
-
-        Of the sum, not of the mean: divided by N, float16 would lose the small ones.
-        """
-        total, matrix = hidden.new_zeros((), dtype=torch.float32), weight.to(dtype)
-        hidden_grads, weight_grad = [], torch.zeros_like(weight, dtype=torch.float32)
-        for states, ids in zip(hidden.to(dtype).split(rows), targets.split(rows), strict=True):
-            log_probability = log_probabilities(states, matrix, used)
-            total += chunk_loss(log_probability, ids)
-            counts = (ids != -1).unsqueeze(-1)  # (n, 1)
-            gradient = log_probability.exp_()  # (n, V), in place: softmax(logits)
-            gradient.scatter_add_(1, ids.clamp(min=0).unsqueeze(-1), -counts.float()).mul_(counts)
-            gradient = gradient.to(dtype)
-            hidden_grads.append((gradient @ matrix).float())
-            if dtype == torch.float32:
-                weight_grad.addmm_(gradient.t(), states)
-            else:
-                weight_grad += gradient.t() @ states
+        """The mean loss; keeps the gradients of the sum."""
+        if torch.compiler.is_compiling():
+            total, hidden_grad, weight_grad = compiled_chunks(hidden, weight, targets, used, rows, dtype)
+        else:
+            total, hidden_grad, weight_grad = run_chunks(hidden, weight, targets, used, rows, dtype, True)
         count = (targets != -1).sum()
-        ctx.save_for_backward(torch.cat(hidden_grads), weight_grad, count)
+        ctx.save_for_backward(hidden_grad, weight_grad, count)
         return total / count
 
     @staticmethod
