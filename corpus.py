@@ -149,18 +149,18 @@ class Corpus:
                 yield unix_lines(text), True
 
 
-def find_files(patterns: str) -> list[str]:
-    """Files named by a path, a folder, a glob, or several of them with commas between; sorted within each."""
+def find_files(patterns: str, suffixes: tuple[str, ...] = TEXT_SUFFIXES + ROW_SUFFIXES) -> list[str]:
+    """Files named by a path, a folder (those with the suffixes), a glob, or several, with commas between; each sorted."""
     found: list[str] = []
     for pattern in [patterns] if os.path.exists(patterns) else patterns.split(","):
         if os.path.isdir(pattern):
             inside = [str(path) for path in sorted(Path(pattern).rglob("*")) if path.is_file()]
-            matches = [path for path in inside if inner_suffix(path) in TEXT_SUFFIXES + ROW_SUFFIXES]
+            matches = [path for path in inside if inner_suffix(path) in suffixes]
         else:
             matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
             matches = [path for path in matches if os.path.isfile(path)]
         if not matches:
-            kinds = " ".join(TEXT_SUFFIXES + ROW_SUFFIXES)
+            kinds = " ".join(suffixes)
             raise UserError(f"--input={pattern} names no file (in a folder: {kinds}, also with .gz or .zst)")
         found += [path for path in matches if path not in found]
     return found

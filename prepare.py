@@ -71,8 +71,10 @@ class PrepareConfig:
             raise UserError(f"val_fraction={self.val_fraction} is not a share from 0 up to, not including, 1")
         if self.num_proc < 1 or (self.max_documents is not None and self.max_documents < 1):
             raise UserError(f"num_proc={self.num_proc} and max_documents={self.max_documents} start at 1")
-        if self.tokenizer == "train" and not 257 <= self.vocab_size <= 1 << 22:
-            raise UserError(f"vocab_size={self.vocab_size} is too small or large: 256 bytes, the end token, and merges")
+        if self.tokenizer == "train" and not 260 <= self.vocab_size <= 1 << 22:
+            raise UserError(
+                f"vocab_size={self.vocab_size} is too small or large: 256 bytes, 4 special tokens, and merges"
+            )
         if self.detokenize is None:
             object.__setattr__(self, "detokenize", self.input is None and "wikitext" in self.dataset.lower())
 
@@ -171,8 +173,9 @@ def make_tokenizer(config: PrepareConfig, corpus: Corpus) -> Tokenizer:
     return tokenizer
 
 
-def thin_out(texts: Iterable[str]) -> list[str]:
+def thin_out(texts: Iterable[str], characters: int | None = None) -> list[str]:
     """An even sample of at most TRAINING_SAMPLE characters: every n-th text, n doubling as they come."""
+    most = characters or TRAINING_SAMPLE
     kept: list[str] = []
     size, stride = 0, 1
     for number, text in enumerate(texts):
@@ -180,7 +183,7 @@ def thin_out(texts: Iterable[str]) -> list[str]:
             continue
         kept.append(text)
         size += len(text)
-        if size > TRAINING_SAMPLE and len(kept) > 1:
+        if size > most and len(kept) > 1:
             kept, stride = kept[::2], stride * 2
             size = sum(map(len, kept))
     return kept

@@ -25,6 +25,7 @@ import numpy as np
 from configurator import UserError
 
 END_OF_TEXT = "<|endoftext|>"
+CHAT_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>")  # one before each message
 GPT2_FILES = {  # the two files of https://openaipublic.blob.core.windows.net/gpt-2/encodings/main, with their SHA-256
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
@@ -307,11 +308,12 @@ def byte_characters() -> dict[int, str]:
     return {b: chr(b) for b in prints} | {b: chr(256 + n) for n, b in enumerate(hidden)}
 
 
-def train_tokenizer(texts: Iterator[str], vocab_size: int) -> str:
+def train_tokenizer(texts: Iterator[str], vocab_size: int, show_progress: bool = False) -> str:
     """Trains byte-level BPE with GPT-2's splitting rule on `texts` and returns its tokenizer.json.
 
-    All 256 bytes are in the vocabulary, so every text can be written; a small corpus may reach fewer entries than
-    `vocab_size`. Same texts, same file.
+    All 256 bytes are in the vocabulary, so every text can be written; the end token and the chat tokens stand before
+    them. A small corpus may reach fewer entries than `vocab_size`. Same texts, same file; and a smaller vocabulary of
+    the same texts is the start of a larger one.
     """
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -321,7 +323,10 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> str:
     inner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT, *CHAT_TOKENS],
+        initial_alphabet=alphabet,
+        show_progress=show_progress,
     )
     inner.train_from_iterator(texts, trainer)
     return inner.to_str()

