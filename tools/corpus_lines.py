@@ -120,15 +120,22 @@ def is_boilerplate(run: list[str]) -> bool:
 
 
 def drop_runs(lines: list[str], marked: Iterable[bool], goes: Callable[[list[str]], bool]) -> str:
-    """The text without the runs of marked lines that go; blank lines between marked ones belong to the run."""
+    """The text without the runs of marked lines that go.
+
+    Blank lines between marked ones belong to the run; a short last line between a blank one and the text that follows
+    does not, for it is the heading of that text.
+    """
     kept: list[str] = []
     run: list[str] = []
     for line, mark in zip([*lines, ""], [*marked, None], strict=True):
         if mark or (mark is not None and run and not line.strip()):
             run.append(line)
             continue
+        last = max((i for i, part in enumerate(run) if part.strip()), default=0)
+        heads = mark is not None and last and not run[last - 1].strip() and len(comparable_words(run[last])) < 3
+        run, rest = (run[:last], run[last:]) if heads else (run, [])
         words = [part for part in run if part.strip()]
-        kept += [] if words and goes(words) else run
+        kept += [*([] if words and goes(words) else run), *rest]
         run = []
         kept += [] if mark is None else [line]
     text = "\n".join(kept)

@@ -172,6 +172,13 @@ class Extract(Trafilatura):
             return extract_plain_text(text, main_content=True, alt_texts=False)
         return super().extract(text) or ""
 
+    def extract_or_error(self, text: str) -> str | Exception:
+        """The main text, or what went wrong: the sandbox raises it, where a dead process would cost it five seconds."""
+        try:
+            return self.extract(text)
+        except Exception as error:  # of a library
+            return RuntimeError(f"{type(error).__name__}: {error}")
+
     def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Passes plain text on and replaces HTML by its text. Raises UserError when no page comes through."""
         pages = failed = 0
@@ -182,11 +189,13 @@ class Extract(Trafilatura):
                     continue
                 reason, page, pages = "extraction_no_text", doc.text, pages + 1
                 try:
-                    doc.text = LINE_SPACE.sub("", sandbox.process_document(page, self.extract) or "").strip()
+                    doc.text = LINE_SPACE.sub("", sandbox.process_document(page, self.extract_or_error) or "").strip()
                 except TimeoutError:
                     doc.text, reason = "", "extraction_timeout"
-                except Exception as error:  # of the extractor, or that its process died
-                    doc.text, reason = "", f"extraction_error_{type(error).__name__}"
+                except EOFError:  # its process died, out of memory perhaps
+                    doc.text, reason = "", "extraction_died"
+                except RuntimeError as error:
+                    doc.text, reason = "", f"extraction_error_{str(error).partition(':')[0]}"
                 if doc.text:
                     yield doc
                     continue
