@@ -217,7 +217,7 @@ def advice(rows: list[dict[str, Any]]) -> list[str]:
             f"{own['tokens_per_word']:.2f} tokens per word are more than {MANY_TOKENS}: a larger --vocab_size=, or a corpus "
             "that is larger or more like the text it will write"
         )
-    if own["unused"] > 0.1 * own["vocab_size"]:
+    if own["unused"] > max(256, 0.1 * own["vocab_size"]):  # a byte may well not occur
         lines.append(f"{own['unused']:,} entries are not used even in the sample: a smaller --vocab_size= loses little")
     return lines
 
