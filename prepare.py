@@ -34,13 +34,14 @@ from typing import Any, Literal
 import numpy as np
 
 from configurator import UserError, format_overrides, load_config, program
-from corpus import Corpus
+from corpus import UNLIKE, Corpus, Seen, compare_letters, count_letters
 from dataset import FILES, MARKER, TokenWriter, read_meta
 from progress import progress_bar
 from tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, open_tokenizer, read_tokenizer_json, train_tokenizer
 
 BATCH_CHARACTERS = 1 << 18  # text handed to a worker at a time
 TRAINING_SAMPLE = 100_000_000  # characters that a tokenizer is trained on at most
+UNLIKE_TEXT = "percent of the letters differ between training and validation: another language or source in one of them"
 NOT_COMPARED = ("num_proc", "overwrite", "data_dir")  # settings that do not change the result
 
 Piece = tuple[str, str, bool]  # split, text, whether a document ends here
@@ -193,10 +194,13 @@ def assign_splits(corpus: Corpus, config: PrepareConfig) -> Iterator[Piece]:
     """The documents with their split: a data set's own test split stays, the others are pooled and drawn from.
 
     One document in every 1 / val_fraction is held out, at a random place, so that the share is exact and no part of
-    the corpus is passed over. With val_fraction=0 a data set's own validation split is kept.
+    the corpus is passed over. What is equal, case and white space aside (of the first megabyte), lies on one side: a
+    copy of a held-out document is held out, and counts as a draw; a draw that is known from training passes on to the
+    next document. With val_fraction=0 a data set's own validation split is kept.
     """
     rng = random.Random(config.seed)
     number, held_out, place, target = -1, 0, -1, "train"
+    seen = {"train": Seen(), "val": Seen()}
     inside = False  # a document
     for split, text, ends in corpus:
         if not inside and split != "test" and config.val_fraction:
@@ -204,7 +208,14 @@ def assign_splits(corpus: Corpus, config: PrepareConfig) -> Iterator[Piece]:
             if number > place:
                 place = max(number, int((held_out + rng.random()) / config.val_fraction))
                 held_out += 1
-            target = "val" if number == place else "train"
+            key = Seen.key(text)
+            if key in seen["val"]:
+                target, held_out = "val", held_out + (number != place)
+            elif number == place and key in seen["train"]:
+                target, place = "train", place + 1
+            else:
+                target = "val" if number == place else "train"
+            seen[target].add(key)
         elif not inside:
             target = split
         inside = not ends
@@ -224,7 +235,9 @@ def write_tokens(config: PrepareConfig, corpus: Corpus, tokenizer: Tokenizer, wr
     """Encodes all documents into the writer's files; returns what was counted."""
     totals: Counter[str] = Counter()
     hashes = {split: array("q") for split in ("train", "val", "test")}  # of whole documents, to find copies across
-    pieces = with_bar(hash_documents(assign_splits(corpus, config), hashes), corpus, "encoding")
+    letters = {split: np.zeros(256, dtype=np.int64) for split in hashes}
+    pieces = count_letters(hash_documents(assign_splits(corpus, config), hashes), letters)
+    pieces = with_bar(pieces, corpus, "encoding")
     pieces = pieces if tokenizer.piecewise else join_pieces(pieces)
     for encoded, counts in encode_all(make_batches(pieces), tokenizer, writer.dtype.str, config.num_proc):
         totals.update(counts)
@@ -241,6 +254,8 @@ def write_tokens(config: PrepareConfig, corpus: Corpus, tokenizer: Tokenizer, wr
     copies = np.isin(np.array(hashes["train"], dtype=np.int64), np.array(hashes["val"], dtype=np.int64)).sum()
     if copies:
         totals["training documents equal to a validation document"] = int(copies)
+    if (difference := compare_letters(letters["train"], letters["val"])) > UNLIKE:
+        totals[UNLIKE_TEXT] = round(100 * difference)
     return totals
 
 

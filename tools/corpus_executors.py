@@ -7,6 +7,7 @@ Out: all tasks done, or a UserError that names the log. A task that is done is n
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing
 import os
 import shlex
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import multiprocess
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.executor.slurm import SlurmPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
@@ -32,12 +34,25 @@ RAY_ATTEMPTS = 5  # of a stage; each goes on where the one before it hung
 
 
 class QuietLocal(LocalPipelineExecutor):
-    """datatrove's local executor; its log goes to the task's file alone."""
+    """datatrove's local executor without its manager process, which outlives a run that is killed, and without its noise."""
 
-    def _launch_run_for_rank(self, rank: int, ranks_q: Any, completed: Any = None, completed_lock: Any = None) -> Any:
+    def run(self) -> None:
+        """Runs the tasks that are not done, each on a fresh copy of the pipeline. Raises what the first fault raised."""
+        self.save_executor_as_json()
+        ranks = self.get_incomplete_ranks()
+        if self.workers == 1:
+            for rank in ranks:
+                copy.deepcopy(self).run_quietly(rank)
+        elif ranks:
+            with multiprocess.get_context(self.start_method).Pool(self.workers) as pool:
+                for _ in pool.imap_unordered(self.run_quietly, ranks):
+                    pass
+
+    def run_quietly(self, rank: int) -> None:
+        """Runs one task; its log goes to its file alone."""
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
             try:
-                return super()._launch_run_for_rank(rank, ranks_q, completed, completed_lock)
+                self._run_for_rank(rank, local_rank=1)
             finally:
                 logger.remove()
 
