@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -725,3 +726,87 @@ def test_the_report_says_what_happened(tmp_path) -> None:
     assert "language_de" in page_text and "&lt;b&gt;&amp;amp;" in page_text and "http" not in page_text
     assert report["summary"][-1].startswith("next: python -m tools.train_tokenizer --input=")
     assert sum(report["lengths"]["input"].values()) == 5 and report["languages"]["de"] == len(GERMAN)
+
+
+# --- clusters --------------------------------------------------------------------------------------------------------
+
+SLURM_CONF = """
+ClusterName=test
+SlurmctldHost={host}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CryptoType=crypto/munge
+SlurmUser=root
+SlurmctldPort={port}
+SlurmdPort={port1}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_interval=1,batch_sched_delay=0
+ReturnToService=2
+MpiDefault=none
+NodeName={host} CPUs=2 RealMemory=8000 State=UNKNOWN
+PartitionName=one Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """A cluster of this one machine, from Debian's slurm-wlm and munge, with files and ports of its own."""
+    if os.geteuid() or not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))):
+        pytest.skip("as root: tests/debian.sh (apt-get install slurm-wlm munge)")
+    folder, host, port = tmp_path / "slurm", os.uname().nodename.partition(".")[0], random.randint(20_000, 50_000)
+    for name in ("", "state", "spool"):
+        (folder / name).mkdir(mode=0o755)
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o400)
+    text = SLURM_CONF.format(folder=folder, host=host, port=port, port1=port + 1)
+    (folder / "slurm.conf").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+    munge = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
+    commands = [
+        ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *munge],
+        ["slurmctld", "-D", "-f", f"{folder}/slurm.conf"],
+        ["slurmd", "-D", "-f", f"{folder}/slurm.conf", "-N", host],
+    ]
+    daemons = []
+    try:
+        for command in commands:
+            daemons.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            time.sleep(1)
+        for _ in range(60):
+            shown = subprocess.run(["sinfo", "--noheader", "--format=%T"], capture_output=True, text=True)
+            if "idle" in shown.stdout:
+                break
+            time.sleep(0.5)
+        else:
+            logs = [(path.name, path.read_text()[-800:]) for path in folder.glob("*.log")]
+            pytest.skip(f"no cluster could be started here: {shown.stdout}{shown.stderr}{logs}")
+        yield "one"
+    finally:
+        subprocess.run(["scancel", "--user=root"], capture_output=True)
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.wait(timeout=30)
+
+
+@pytest.mark.slow
+def test_a_slurm_cluster_gives_the_same_result(tmp_path, slurm, capsys) -> None:
+    """For real, on one node: the same bytes as here; a task that fails is told with its log."""
+    write_repetitive(tmp_path / "in.jsonl")
+    flags = [f"--input={tmp_path / 'in.jsonl'}", *NO_RULES, "--dedup=exact", "--workers=2"]
+    cluster = ["--executor=slurm", f"--slurm_partition={slurm}", "--slurm_time=00:10:00", "--memory_gb=1"]
+    assert clean_corpus.main([*flags, *cluster, f"--out={tmp_path / 'there'}"]) == 0, capsys.readouterr().err
+    assert clean_corpus.main([*flags, f"--out={tmp_path / 'here'}"]) == 0
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+    (tmp_path / "in.jsonl").write_text("no json\n", encoding="utf-8")
+    assert clean_corpus.main([*flags, *cluster, f"--out={tmp_path / 'bad'}"]) == 2
+    assert "1 of 1 tasks did not finish" in capsys.readouterr().err

@@ -53,7 +53,13 @@ NOT_YET_USED = {"safetensors"}
 MODULES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 TOOLS = {f"tools.{path.stem}": path for path in sorted((ROOT / "tools").glob("*.py"))}
 SOURCES = MODULES | TOOLS
-SHELL_SCRIPTS = [*sorted(ROOT.glob("*.sh")), ROOT / "tests/run.sh", ROOT / "tools/env.sh", ROOT / ".ci/run"]
+SHELL_SCRIPTS = [
+    *sorted(ROOT.glob("*.sh")),
+    ROOT / "tests/run.sh",
+    ROOT / "tests/debian.sh",
+    ROOT / "tools/env.sh",
+    ROOT / ".ci/run",
+]
 REQUIREMENTS = [ROOT / name for name in ("requirements.txt", "tools/requirements.txt", "tests/requirements.txt")]
 REQUIREMENTS = [path for path in REQUIREMENTS if path.exists()]
 CONFIGS = sorted((ROOT / "config").glob("*.py"))
