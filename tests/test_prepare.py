@@ -324,11 +324,11 @@ def test_sides_of_different_languages_are_told(prep):
     """A warning with the share of letters that differ; none for two samples of one corpus."""
     rng = random.Random(2)
     german, english = ("über schön der die das Straße König nicht zwölf", "the quick with that which would know why")
-    rows = [" ".join(rng.choices(english.split(), k=2000)) for _ in range(40)]
+    rows = [" ".join(rng.choices(english.split(), k=2000)) for _ in range(60)]
     write_jsonl("in.jsonl", rows)
     assert "of the letters differ" not in prep("--input=in.jsonl").stdout
     held = prepared_documents("val")
-    assert len(held) == 4
+    assert len(held) == 6
     write_jsonl("in.jsonl", [" ".join(rng.choices(german.split(), k=2000)) if row in held else row for row in rows])
     done = prep("--input=in.jsonl", "--overwrite=true")
     assert "percent of the letters differ between training and validation" in done.stdout

@@ -176,3 +176,43 @@ def test_prepare_takes_it_on(corpus) -> None:
 
     ids = read_ids(Path("data/g"), "train") + read_ids(Path("data/g"), "val")
     assert meta["vocab_size"] == 400 and ids.count(meta["eot_id"]) == 20
+
+
+@pytest.mark.slow
+def test_the_documented_sequence_writes_spanish(tmp_path, monkeypatch, capsys) -> None:
+    """clean_corpus → train_tokenizer → prepare → train → sample, on Debian's Spanish sayings, small, on the CPU."""
+    pytest.importorskip("datatrove", reason="pip install -r tools/requirements.txt")
+    pytest.importorskip("fasttext")
+    from test_clean import FORTUNES, fortunes
+
+    if not FORTUNES.is_dir():
+        pytest.skip("as root: tests/debian.sh (apt-get install fortunes-es)")
+    import sample
+    import train
+    from tools import clean_corpus
+    from tools.corpus_filters import find_language_model
+
+    monkeypatch.chdir(tmp_path)
+    Path("raw").mkdir()
+    for number, text in enumerate(fortunes()):
+        Path(f"raw/{number:03}.txt").write_text(text, encoding="utf-8")
+    assert clean_corpus.main(["--input=raw/", "--out=clean", "--languages=es", "--workers=1"]) == 0
+    flags = ["--input=clean/corpus", "--out=clean/tokenizer.json", "--vocab_size=2000", "--table=none"]
+    assert tool.main(flags) == 0
+    flags = ["--dataset=sayings", "--input=clean/corpus", "--tokenizer=clean/tokenizer.json", "--val_fraction=0.05"]
+    assert prepare.main([*flags, "--num_proc=1"]) == 0
+    shape = "--n_layer=2 --n_head=4 --n_embd=128 --block_size=64 --batch_size=16 --gradient_accumulation_steps=1 --dropout=0"
+    steps = (
+        "--max_iters=500 --lr_decay_iters=500 --warmup_iters=20 --eval_interval=500 --eval_iters=4 --log_interval=100"
+    )
+    place = "--dataset=sayings --out_dir=out --device=cpu --dtype=float32 --compile=false --learning_rate=4e-3 --min_lr=4e-4"
+    assert train.main([*place.split(), *shape.split(), *steps.split()]) == 0
+    capsys.readouterr()
+    flags = "--out_dir=out --max_new_tokens=300 --device=cpu --num_samples=2 --temperature=0.6 --top_k=40"
+    assert sample.main(["--start=El ", *flags.split()]) == 0
+    written = " ".join(capsys.readouterr().out.split())
+    print(written)
+    from fasttext.FastText import _FastText
+
+    labels, scores = _FastText(str(find_language_model())).predict(written, k=1)
+    assert labels[0] == "__label__es" and scores[0] > 0.8, written

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import multiprocessing
 import os
 import shlex
@@ -125,6 +126,8 @@ class Stages:
 
     def _run_ray(self, name: str, folder: Path, pipeline: list[PipelineStep], tasks: int) -> None:
         """In a child process that is ended when no task finishes for a while: datatrove's executor was seen to hang."""
+        if importlib.util.find_spec("ray") is None:
+            raise UserError("--executor=ray needs Ray: pip install ray")
         start = multiprocessing.get_context("spawn")
         for _ in range(RAY_ATTEMPTS):
             child = start.Process(target=run_on_ray, args=(pipeline, tasks, self.workers, self.cluster, str(folder)))
@@ -145,12 +148,9 @@ class Stages:
 
 def run_on_ray(pipeline: list[PipelineStep], tasks: int, workers: int, cluster: dict[str, Any], folder: str) -> None:
     """Runs one stage on Ray, a task a job, in this process."""
+    import ray
     from datatrove.executor.ray import RayPipelineExecutor
 
-    try:
-        import ray
-    except ImportError as error:
-        raise SystemExit("error: --executor=ray needs Ray: pip install ray") from error
     ray.init(
         address=os.environ.get("RAY_ADDRESS"),
         include_dashboard=False,

@@ -131,12 +131,13 @@ def drop_runs(lines: list[str], marked: Iterable[bool], goes: Callable[[list[str
         if mark or (mark is not None and run and not line.strip()):
             run.append(line)
             continue
-        last = max((i for i, part in enumerate(run) if part.strip()), default=0)
-        heads = mark is not None and last and not run[last - 1].strip() and len(comparable_words(run[last])) < 3
-        run, rest = (run[:last], run[last:]) if heads else (run, [])
-        words = [part for part in run if part.strip()]
-        kept += [*([] if words and goes(words) else run), *rest]
-        run = []
+        if run:
+            last = max((i for i, part in enumerate(run) if part.strip()), default=0)
+            heads = mark is not None and last and not run[last - 1].strip() and len(comparable_words(run[last])) < 3
+            run, rest = (run[:last], run[last:]) if heads else (run, [])
+            words = [part for part in run if part.strip()]
+            kept += [*([] if words and goes(words) else run), *rest]
+            run = []
         kept += [] if mark is None else [line]
     text = "\n".join(kept)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n") if len(kept) < len(lines) else text
@@ -198,7 +199,7 @@ class RemoveParagraphs(SentenceDedupFilter):
                     size, parts = len(doc.text), doc.text.split("\n")
                     marked = [line in lines[number] for line in range(len(parts))]
                     doc.text = drop_runs(parts, marked, self.is_long)
-                    if len(WORDS.word_tokenize(doc.text)) < max(1, self.config.min_doc_words) and len(doc.text) < size:
+                    if len(doc.text) < size and len(WORDS.word_tokenize(doc.text)) < max(1, self.config.min_doc_words):
                         doc.text = "\n".join(parts)
                         doc.metadata["filter_reason"] = "only_repeated_paragraphs"
                         writer.write(doc, rank)
