@@ -130,7 +130,8 @@ class Stages:
             raise UserError("--executor=ray needs Ray: pip install ray")
         start = multiprocessing.get_context("spawn")
         for _ in range(RAY_ATTEMPTS):
-            child = start.Process(target=run_on_ray, args=(pipeline, tasks, self.workers, self.cluster, str(folder)))
+            arguments = (pipeline, tasks, self.workers, self.cluster, str(folder))
+            child = start.Process(target=run_on_ray, args=arguments, daemon=True)
             child.start()
             last, seen = time.monotonic(), self.done(folder)
             while child.is_alive() and time.monotonic() - last < 60 * self.cluster["stall_minutes"]:
@@ -151,11 +152,13 @@ def run_on_ray(pipeline: list[PipelineStep], tasks: int, workers: int, cluster: 
     import ray
     from datatrove.executor.ray import RayPipelineExecutor
 
+    logger.remove()
     ray.init(
         address=os.environ.get("RAY_ADDRESS"),
         include_dashboard=False,
+        logging_level="ERROR",
         log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}},
     )
     RayPipelineExecutor(
         pipeline,
