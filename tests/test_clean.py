@@ -436,7 +436,7 @@ def test_a_killed_run_goes_on(tmp_path) -> None:
 
 
 def test_large_files_are_cut_between_lines(tmp_path) -> None:
-    from tools.corpus_stages import CorpusReader, plan_tasks
+    from tools.corpus_input import CorpusReader, plan_tasks
 
     lines = [json.dumps({"text": f"{i} " + "wörter " * (i % 90)}, ensure_ascii=False) for i in range(400)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -445,6 +445,19 @@ def test_large_files_are_cut_between_lines(tmp_path) -> None:
     reader = CorpusReader(tasks, None, text_column="text", document="auto", skip_bad_rows=False)
     found = [doc.text for rank in range(len(tasks)) for doc in reader.run(rank=rank)]
     assert len(tasks) > 5 and found == [json.loads(line)["text"].rstrip() for line in lines] + ["last"]
+
+
+def test_a_packed_file_is_worked_on_in_parts(tmp_path) -> None:
+    """It cannot be cut before it is read; after that no task holds more than others do."""
+    rng = random.Random(10)
+    rows = [essay(rng, 1000) for _ in range(400)]
+    rows[399] = rows[3]
+    data = "".join(json.dumps({"text": row}) + "\n" for row in rows).encode()
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(data))
+    flags = [f"--input={tmp_path / 'in.jsonl.gz'}", f"--out={tmp_path / 'out'}", "--workers=1", "--dedup=exact"]
+    assert clean_corpus.main([*flags, *NO_RULES[:3]]) == 0
+    assert texts(results(tmp_path / "out")["kept"]) == rows[:399]
+    assert len(list((tmp_path / "out" / "corpus").iterdir())) == -(-sum(map(len, rows)) // (1 << 20)) > 1
 
 
 # --- languages and scripts -------------------------------------------------------------------------------------------
@@ -618,7 +631,7 @@ def test_main_text_comes_out_of_html(tmp_path, extractor: str) -> None:
 
 def test_a_broken_extractor_stops_the_run(tmp_path, monkeypatch, capsys) -> None:
     """At once and in one line, instead of dropping every page as a time-out."""
-    from tools.corpus_stages import Extract
+    from tools.corpus_input import Extract
 
     def broken(self, text):
         raise ImportError("lxml.html.clean module is now a separate project")
@@ -632,7 +645,7 @@ def test_a_broken_extractor_stops_the_run(tmp_path, monkeypatch, capsys) -> None
 
 @pytest.mark.parametrize(("bad", "limit", "code"), [(3, "0.05", 2), (3, "0.5", 0), (25, "0.05", 2)])
 def test_too_many_lost_pages_fail_the_run(tmp_path, monkeypatch, capsys, bad: int, limit: str, code: int) -> None:
-    from tools.corpus_stages import Extract
+    from tools.corpus_input import Extract
 
     real = Extract.extract
 
@@ -853,3 +866,21 @@ def test_a_hanging_ray_is_started_anew(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(corpus_executors, "RAY_ATTEMPTS", 1)
     with pytest.raises(UserError, match="hung 1 times on Ray"):
         stages.run("again", [], 2)
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_quietly_and_the_run_goes_on(tmp_path) -> None:
+    """Two workers, the signal to all of them as a terminal sends it: exit code 130, one word, no process left."""
+    write_repetitive(tmp_path / "in.jsonl")
+    flags = ["--input=in.jsonl", "--out=out", "--workers=2", *NO_RULES, "--dedup=exact"]
+    child = run_clean(*flags, cwd=tmp_path, start_new_session=True)
+    logs = tmp_path / "out" / "work" / "logs" / "read" / "logs"
+    while not list(logs.glob("*.log")):
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.02)
+    os.killpg(child.pid, signal.SIGINT)
+    _, errors = child.communicate(timeout=200)
+    assert (child.returncode, errors) == (130, "stopped\n")
+    again = run_clean(*flags, cwd=tmp_path)
+    output, errors = again.communicate(timeout=500)
+    assert again.returncode == 0 and "going on" in output, errors

@@ -115,14 +115,15 @@ def main(argv: list[str]) -> int:
     if not config.input or not config.out:
         raise UserError("name what to clean and where to: --input=FILES --out=FOLDER")
     try:
+        from tools.corpus_input import input_files, plan_tasks
         from tools.corpus_pipeline import run_stages
         from tools.corpus_report import write_report
-        from tools.corpus_stages import input_files, plan_tasks
     except ImportError as error:
         raise UserError(f"{error.name} is missing: {INSTALL}") from error
     out = Path(config.out)
     files = input_files(config.input)
-    tasks = plan_tasks(files, task_size(config, files))
+    task_bytes = task_size(config, files)
+    tasks = plan_tasks(files, task_bytes)
     settings = {k: v for k, v in dataclasses.asdict(config).items() if k not in NOT_COMPARED}
     settings["fingerprint"] = fingerprint(tasks)
     if already_done(config, out, settings):
@@ -132,7 +133,7 @@ def main(argv: list[str]) -> int:
             raise UserError(f"another run is at work in {out}: wait for it, or take another --out=")
         print(f"{len(tasks):,} tasks on {config.workers} workers ({config.executor})")
         try:
-            seconds = run_stages(config, out / "work", tasks)
+            seconds = run_stages(config, out / "work", tasks, task_bytes)
         except ImportError as error:  # datatrove asks for the packages of a step when it is made
             raise UserError(f"{error}: {INSTALL}") from error
         write_report(out / "work", out / "work" / "results", settings, seconds)
@@ -156,6 +157,9 @@ def fingerprint(tasks: list[Any]) -> str:
 def already_done(config: CleanConfig, out: Path, settings: dict[str, Any]) -> bool:
     """Whether the results are there; readies the folder for a new or a stopped run. Raises UserError for another's."""
     stored, report = out / "work" / "settings.json", out / "report.json"
+    ours = report.exists() or stored.exists()
+    if not ours and any((out / name).exists() for name in ("corpus", "dropped", "work")):
+        raise UserError(f"{out} holds folders of another program: take another --out=")
     if config.overwrite:
         shutil.rmtree(out / "work", ignore_errors=True)
     elif report.exists():
@@ -171,8 +175,6 @@ def already_done(config: CleanConfig, out: Path, settings: dict[str, Any]) -> bo
         if changed:
             raise UserError(f"{out} holds a stopped run with other settings ({'; '.join(changed)}): --overwrite=true")
         print(f"going on with the stopped run in {out}")
-    elif any((out / name).exists() for name in ("corpus", "dropped", "work")):
-        raise UserError(f"{out} holds folders of another program: take another --out=")
     stored.parent.mkdir(parents=True, exist_ok=True)
     partial = stored.with_suffix(".tmp")
     partial.write_text(json.dumps(settings), encoding="utf-8")

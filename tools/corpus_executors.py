@@ -12,6 +12,7 @@ import importlib.util
 import multiprocessing
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -45,7 +46,9 @@ class QuietLocal(LocalPipelineExecutor):
             for rank in ranks:
                 copy.deepcopy(self).run_quietly(rank)
         elif ranks:
-            with multiprocess.get_context(self.start_method).Pool(self.workers) as pool:
+            start = multiprocess.get_context(self.start_method)
+            quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers
+            with start.Pool(self.workers, signal.signal, quiet) as pool:
                 for _ in pool.imap_unordered(self.run_quietly, ranks):
                     pass
 

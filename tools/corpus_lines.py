@@ -25,6 +25,7 @@ from tools.corpus_words import WORDS, comparable_words
 DIGITS = re.compile(r"\d+")
 LINE = np.dtype([("hash", "<u8"), ("documents", "<u4")])
 PARAGRAPH = np.dtype([("hash", "<u8"), ("document", "<u4"), ("line", "<u2")])
+KEYS = 1 << 22  # lines counted in memory at a time, 32 MB
 MENU_LINES = 3  # lines of one or two words go where so many stand together; a heading stands alone
 MOST_LINES = 1 << 16  # of a document; datatrove numbers them in 16 bits
 
@@ -50,16 +51,23 @@ class LineCounts(PipelineStep):
         self.folder = folder
 
     def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
-        """Writes one file of sorted (hash, documents)."""
-        keys = array("Q")
+        """Writes files of sorted (hash, documents), one for each KEYS lines."""
+        keys, part = array("Q"), 0
         for doc in data:
             keys.extend(set(map(line_key, doc.text.split("\n"))))
+            if len(keys) > KEYS:
+                self.save(keys, f"{rank:05d}_{part:05d}")
+                keys, part = array("Q"), part + 1
             yield doc
+        self.save(keys, f"{rank:05d}_{part:05d}")
+
+    def save(self, keys: array, name: str) -> None:
+        """Writes one file."""
         hashes, counts = np.unique(np.array(keys, dtype=np.uint64), return_counts=True)
         lines = np.empty(len(hashes), dtype=LINE)
         lines["hash"], lines["documents"] = hashes, counts
         self.folder.mkdir(parents=True, exist_ok=True)
-        lines.tofile(self.folder / f"{rank:05d}.lines")
+        lines.tofile(self.folder / f"{name}.lines")
 
 
 class FrequentLines(PipelineStep):

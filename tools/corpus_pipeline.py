@@ -23,6 +23,7 @@ from configurator import UserError
 from tools.corpus_dedup import Duplicates, ExactSignature, FirstSurvives, MinhashSignature, choose_bands
 from tools.corpus_executors import Stages
 from tools.corpus_filters import Languages, Lines, Quality, Repetition, Sentences, find_language_model
+from tools.corpus_input import CorpusReader, Extract, is_page, lost_pages
 from tools.corpus_lines import (
     FrequentLines,
     LineCounts,
@@ -31,17 +32,7 @@ from tools.corpus_lines import (
     RemoveParagraphs,
     RepeatedParagraphs,
 )
-from tools.corpus_stages import (
-    CorpusReader,
-    DropWriter,
-    Extract,
-    Shard,
-    Tally,
-    corpus_writer,
-    is_page,
-    lost_pages,
-    shard_writer,
-)
+from tools.corpus_stages import DropWriter, PartWriter, Shard, Tally, corpus_writer, shard_names, shard_writer
 from tools.corpus_words import WORDS
 
 if TYPE_CHECKING:
@@ -49,6 +40,7 @@ if TYPE_CHECKING:
 
 TOP_NGRAMS = ((2, 0.20), (3, 0.18), (4, 0.16))  # Gopher, arXiv 2112.11446, table A1: share of the most frequent
 REPEATED_NGRAMS = ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10))  # share of all that repeat
+MOST_TASKS = 65_000  # datatrove ranks equal documents by a number of 16 bits
 BUFFER = 1000  # signatures read at a time
 
 
@@ -62,22 +54,29 @@ def drop_writer(work: Path, stage: str) -> DropWriter:
     return DropWriter(work / "results" / "dropped", work / "tallies", stage)
 
 
-def run_stages(config: CleanConfig, work: Path, tasks: list[Any]) -> dict[str, float]:
+def run_stages(config: CleanConfig, work: Path, tasks: list[Any], task_bytes: int) -> dict[str, float]:
     """All stages; returns the seconds of each."""
     if config.languages or config.language_threshold:
         find_language_model()
     cluster = {"partition": config.slurm_partition, "time": config.slurm_time, "memory_gb": config.memory_gb}
     cluster["stall_minutes"] = config.stall_minutes
     stages = Stages(work / "logs", config.executor, config.workers, **cluster)
-    read_stage(config, work, tasks, stages)
-    filter_stage(config, work, len(tasks), stages)
-    duplicate_stages(config, work, len(tasks), stages)
-    paragraph_stages(config, work, len(tasks), stages)
+    read_stage(config, work, tasks, task_bytes, stages)
+    shards = shard_names(work / "text")
+    count = max(1, len(shards))
+    if count > MOST_TASKS:
+        raise UserError(f"{count:,} tasks are more than {MOST_TASKS:,}: a larger --task_mb=")
+    if config.repeated_lines:
+        step = FrequentLines(work / "lines", work / "frequent", config.repeated_lines)
+        stages.run("lines", [step], count)
+    filter_stage(config, work, shards, stages)
+    duplicate_stages(config, work, count, stages)
+    paragraph_stages(config, work, count, stages)
     return stages.seconds
 
 
-def read_stage(config: CleanConfig, work: Path, tasks: list[Any], stages: Stages) -> None:
-    """Input to plain text; which lines stand in many documents."""
+def read_stage(config: CleanConfig, work: Path, tasks: list[Any], task_bytes: int, stages: Stages) -> None:
+    """Input to plain text in shards; in how many documents each line stands."""
     tallies = work / "tallies"
     rules = {"text_column": config.text_column, "document": config.document, "skip_bad_rows": config.skip_bad_rows}
     writer = drop_writer(work, "extraction")
@@ -87,22 +86,19 @@ def read_stage(config: CleanConfig, work: Path, tasks: list[Any], stages: Stages
     reader = CorpusReader(tasks, config.html_column, **rules)
     steps = [reader, Tally(tallies, "input"), extract, Tally(tallies, "text")]
     steps += [LineCounts(work / "lines")] if config.repeated_lines else []
-    stages.run("read", [*steps, shard_writer(work / "text")], len(tasks))
+    stages.run("read", [*steps, PartWriter(work / "text", task_bytes)], len(tasks))
     lost, pages = lost_pages(tallies)
     if lost > config.max_lost * pages:
         raise UserError(
             f"{lost:,} of {pages:,} pages were lost to errors and time-outs, more than max_lost={config.max_lost}: see "
             f"{work}/results/dropped/extraction; a longer --extract_timeout=, or a larger --max_lost="
         )
-    if config.repeated_lines:
-        step = FrequentLines(work / "lines", work / "frequent", config.repeated_lines)
-        stages.run("lines", [step], len(tasks))
 
 
-def filter_stage(config: CleanConfig, work: Path, tasks: int, stages: Stages) -> None:
+def filter_stage(config: CleanConfig, work: Path, shards: list[str], stages: Stages) -> None:
     """Boilerplate lines, language, quality; and the signatures of what passes."""
-    tallies = work / "tallies"
-    steps: list[Any] = [Shard(work / "text")]
+    tallies, tasks = work / "tallies", max(1, len(shards))
+    steps: list[Any] = [Shard(work / "text", shards)]
     if config.repeated_lines:
         steps.append(RemoveLines(work / "frequent", drop_writer(work, "repeated_lines")))
     if config.languages or config.language_threshold:
