@@ -558,17 +558,24 @@ def test_a_broken_question_is_told_with_its_line(run, capsys, line: str, part: s
 
 
 @needs_harness
-def test_unknown_tasks_are_told(run, capsys) -> None:
-    assert evaluate_here("--tasks=helaswag", "--perplexity=false", "--corpus=false") == 2
-    assert "no task 'helaswag', but hellaswag" in capsys.readouterr().err
-    assert evaluate_here("--tasks=none.yaml", "--perplexity=false", "--corpus=false") == 2
-    assert "there is no such file" in capsys.readouterr().err
+def test_faults_of_a_task_are_told_in_a_line(run, capsys) -> None:
+    Path("broken.yaml").write_text("task: [broken\n")
+    Path("odd.yaml").write_text(
+        "task: odd\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: nothing.jsonl\ntest_split: test\n"
+        "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
+    )
+    for name in ("none.yaml", "none.jsonl", "broken.yaml", "odd.yaml", ","):
+        assert evaluate_here(f"--tasks={name}", "--perplexity=false", "--corpus=false") == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and err.count("\n") == 1 and (name in err), err
     assert not Path("out/evaluation.json").exists()
 
 
 @needs_harness
 @pytest.mark.slow
-def test_tasks_of_the_hub_want_a_network(run, capsys) -> None:
+def test_tasks_of_the_hub_have_their_names_and_want_a_network(run, capsys) -> None:
+    assert evaluate_here("--tasks=helaswag", "--perplexity=false", "--corpus=false") == 2
+    assert "no task 'helaswag', but hellaswag" in capsys.readouterr().err
     assert evaluate_here("--tasks=arc_easy", "--perplexity=false", "--corpus=false") == 2
     assert "need" in (err := capsys.readouterr().err) and err.count("\n") == 1
 

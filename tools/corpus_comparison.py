@@ -228,7 +228,8 @@ def describe(held: HeldOut, train: Measure, sample: Measure, tokenizer: Tokenize
     tokens = int(held.lengths.sum())
     shown = [(k, "exact" if held.exact[k] else "near") for k in np.flatnonzero(both)[:5]]
     unseen = int(held.measure.tokens[train.tokens == 0].sum())
-    ends = (held.measure.documents + train.documents) / max(1, held.measure.documents * train.documents)
+    inverse = (held.measure.documents + train.documents) / max(1, held.measure.documents * train.documents)
+    chance = min(1.0, float(1.63 * np.sqrt(inverse)))  # passed once in a hundred (Kolmogorov 1933)
     lengths = {
         key: {"mean": round(float(m.tokens.sum()) / max(1, m.documents), 1)}
         | {f"p{q}": m.quantile(q / 100) for q in (10, 50, 90)}
@@ -247,5 +248,5 @@ def describe(held: HeldOut, train: Measure, sample: Measure, tokenizer: Tokenize
         "unseen_tokens": unseen / max(1, tokens),
         "lengths": lengths,
         "length_distance": distance(held.measure.lengths, train.lengths),
-        "length_distance_by_chance": float(1.63 * np.sqrt(ends)),  # passed once in a hundred (Kolmogorov 1933)
+        "length_distance_by_chance": chance,
     }

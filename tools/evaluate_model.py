@@ -144,7 +144,7 @@ def main(argv: list[str]) -> int:
         ) from error
     print_tables([results], [str(subject.path)])
     if subject.folder:
-        add_results(subject.folder, results)
+        print(add_results(subject.folder, results) or f"results: {subject.folder / 'evaluation.json'}")
     if subject.folder or config.report:
         run = read_run(subject.folder) if subject.folder else RunRecord(subject.path, results=results)
         for sign in run.signs():

@@ -78,10 +78,10 @@ CORPUS: list[tuple[str, str, Callable[[Any], str]]] = [
     ("nearly equal to one, or part of it", "near_duplicates", whole),
     ("share of the tokens in these", "duplicate_tokens", percent),
     ("vocabulary: divergence from training, bits", "vocabulary_divergence", lambda v: number(v, 4)),
-    ("  of as much training text, by chance", "vocabulary_divergence_by_chance", lambda v: number(v, 4)),
+    ("vocabulary: the same of as much training text, bits", "vocabulary_divergence_by_chance", lambda v: number(v, 4)),
     ("tokens that training never saw", "unseen_tokens", percent),
     ("length: distance from training (0 to 1)", "length_distance", lambda v: number(v, 3)),
-    ("  passed by chance once in a hundred", "length_distance_by_chance", lambda v: number(v, 3)),
+    ("length: distance that chance passes once in a hundred", "length_distance_by_chance", lambda v: number(v, 3)),
 ]
 
 

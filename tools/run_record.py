@@ -111,11 +111,18 @@ def read_results(folder: Path) -> dict[str, Any]:
     return as_numbers(results)
 
 
-def add_results(folder: Path, new: dict[str, Any]) -> None:
-    """Adds results to evaluation.json. The same measurement replaces the older one; those of other weights go."""
+def add_results(folder: Path, new: dict[str, Any]) -> str | None:
+    """Adds results to evaluation.json. The same measurement replaces the older one; those of other weights go, and a
+    line that says so is returned.
+    """
     old = read_results(folder)
     same = old.get("about", {}).get("step") == new["about"]["step"]
-    if not same or Path(old["about"]["checkpoint"]).name != Path(new["about"]["checkpoint"]).name:
+    note = None
+    if old and (not same or Path(old["about"]["checkpoint"]).name != Path(new["about"]["checkpoint"]).name):
+        was = old["about"]
+        note = (
+            f"{folder}/evaluation.json held the results of {was['checkpoint']}, step {was['step']:,}: they are replaced"
+        )
         old = {}
     results = old | new | {"format_version": FORMAT_VERSION}
     for kind, identity in (
@@ -131,6 +138,7 @@ def add_results(folder: Path, new: dict[str, Any]) -> None:
             results[kind] = list(entries.values())
     text = json.dumps(as_text(results), indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(folder / "evaluation.json", (text + "\n").encode())
+    return note
 
 
 def as_text(value: Any) -> Any:
