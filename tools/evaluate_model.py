@@ -104,6 +104,7 @@ if __name__ == "__main__":
 import datetime
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def main(argv: list[str]) -> int:
     for line in [*format_overrides(config, origins), *device.notes]:
         print(line)
     try:
-        subject, results = evaluate(config, device)
+        subject, results = judge(config, device)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -143,8 +144,6 @@ def main(argv: list[str]) -> int:
             "a smaller --batch_size, --dtype=bfloat16 or --device=cpu need less"
         ) from error
     print_tables([results], [str(subject.path)])
-    if subject.folder:
-        print(add_results(subject.folder, results) or f"results: {subject.folder / 'evaluation.json'}")
     if subject.folder or config.report:
         run = read_run(subject.folder) if subject.folder else RunRecord(subject.path, results=results)
         for sign in run.signs():
@@ -153,38 +152,55 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def evaluate(config: EvaluateConfig, device: Device) -> tuple[Subject, dict[str, Any]]:
-    """Everything that was asked for, in the order of what is cheap to find wrong; returns the model and its results."""
+def judge(config: EvaluateConfig, device: Device) -> tuple[Subject, dict[str, Any]]:
+    """Finds all that was asked for, before anything is computed; measures it, and keeps each part when it is there."""
     prompts = read_prompts(config.prompts, config.text_column) if config.prompts else []
+    tasks = None
+    if config.tasks:
+        from tools.evaluation_tasks import find_tasks
+
+        tasks = find_tasks(config.tasks)
     subject = open_subject(config.checkpoint, device)
     if config.report or subject.folder:
         check_target(Path(config.report or subject.folder / "report.html"), config.overwrite)
     print(describe_subject(subject, device))
-    data, source = None, None
     rules = make_rules(config, subject)
-    if config.input:
-        source = TextSource(config.input, config.text_column, config.document, rules, subject.tokenizer)
-    if not config.input or config.dataset or (subject.state.get("config") or {}).get("dataset"):
-        data = open_data(config, subject, needed=not config.input)
-    if data is not None and data.note:
-        print(data.note)
-    if source is None and config.perplexity:
-        source = SplitSource(data, config.split, rules, subject.tokenizer)
+    data = open_data(config, subject)
     results: dict[str, Any] = {"about": about(subject, device, data)}
+    for part in measure(config, subject, data, rules, tasks, prompts):
+        note = add_results(subject.folder, {"about": results["about"], **part}) if subject.folder else None
+        results |= part
+        if note:
+            print(note)
+    return subject, results
+
+
+def measure(
+    config: EvaluateConfig, subject: Subject, data: TokenData | None, rules: Rules, tasks: Any, prompts: list[str]
+) -> Iterator[dict[str, Any]]:
+    """The parts of an evaluation, each with its entry in evaluation.json."""
     if config.perplexity:
-        results["perplexity"] = [measure_perplexity(subject, source, rules, Scorer(subject, config.batch_size))]
-    if config.corpus and data is not None and (config.input or config.split != "train"):
-        results |= compare_held_out(config, subject, data, rules)
-    if config.tasks:
+        source = make_source(config, subject, data, rules)
+        yield {"perplexity": [measure_perplexity(subject, source, rules, Scorer(subject, config.batch_size))]}
+    if config.corpus and data is not None and (config.input or config.split in ("val", "test")):
+        source = make_source(config, subject, data, dataclasses.replace(rules, max_tokens=None))
+        yield {"corpus": [compare_with_training(source, data, subject.tokenizer, config.input or config.split)]}
+    if tasks:
         from tools.evaluation_tasks import run_tasks
 
-        results["tasks"] = run_tasks(subject, config.tasks, config.batch_size, config.num_fewshot, config.limit)
+        yield {"tasks": run_tasks(subject, tasks, config.batch_size, config.num_fewshot, config.limit)}
     if prompts:
         c = config
         sampling = Sampling(c.num_samples, c.max_new_tokens, c.temperature, c.top_k, c.top_p, c.seed)
         generated, samples = measure_generation(subject, prompts, sampling, data)
-        results |= {"generation": [generated], "samples": samples}
-    return subject, results
+        yield {"generation": [generated], "samples": samples}
+
+
+def make_source(config: EvaluateConfig, subject: Subject, data: TokenData | None, rules: Rules) -> Any:
+    """The documents to judge on: files, or a split of the data."""
+    if config.input:
+        return TextSource(config.input, config.text_column, config.document, rules, subject.tokenizer)
+    return SplitSource(data, config.split, rules, subject.tokenizer)
 
 
 def make_rules(config: EvaluateConfig, subject: Subject) -> Rules:
@@ -200,27 +216,21 @@ def make_rules(config: EvaluateConfig, subject: Subject) -> Rules:
     return Rules(context, stride, bounded, config.score_end, config.detokenize, config.max_tokens)
 
 
-def open_data(config: EvaluateConfig, subject: Subject, needed: bool) -> TokenData | None:
-    """The prepared data; where it is not needed and cannot be read, None and a line that says why."""
+def open_data(config: EvaluateConfig, subject: Subject) -> TokenData | None:
+    """The prepared data; where they are not needed and cannot be read, None and a line that says why."""
+    needed = config.dataset is not None or (config.perplexity and not config.input)
+    if not (needed or config.corpus or config.prompts):
+        return None
     try:
-        return open_split_data(subject, config.data_dir, config.dataset)
+        data = open_split_data(subject, config.data_dir, config.dataset)
     except UserError as error:
-        if needed and (config.perplexity or config.dataset):
+        if needed:
             raise
         print(f"without the training data, nothing is compared with it: {error}")
         return None
-
-
-def compare_held_out(config: EvaluateConfig, subject: Subject, data: TokenData, rules: Rules) -> dict[str, Any]:
-    """The held-out documents against the training split, once more read from where they are."""
-    every = dataclasses.replace(rules, max_tokens=None)
-    if config.input:
-        pieces = TextSource(config.input, config.text_column, config.document, every, subject.tokenizer)
-    elif config.split in data.tokens:
-        pieces = SplitSource(data, config.split, every, subject.tokenizer)
-    else:
-        return {}
-    return {"corpus": [compare_with_training(pieces, data, subject.tokenizer, config.input or config.split)]}
+    if data.note:
+        print(data.note)
+    return data
 
 
 def about(subject: Subject, device: Device, data: TokenData | None) -> dict[str, Any]:

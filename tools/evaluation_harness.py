@@ -69,7 +69,7 @@ class HarnessModel(TemplateLM):
             several = len(group) > 1 and len(context) > SHARED_TOKENS
             (shared if several else single).append(group)
         with progress_bar("log-likelihoods", unit=" requests", total=len(pairs), enabled=not disable_tqdm) as bar:
-            alone = [i for group in single for i in group]
+            alone = sorted((i for group in single for i in group), key=lambda i: -sum(map(len, pairs[i])))
             for i, result in zip(alone, self.scorer.score(as_window(*pairs[i]) for i in alone), strict=True):
                 results[i] = result
                 bar.update(1)

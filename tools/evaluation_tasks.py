@@ -24,18 +24,27 @@ from tools.scoring import Subject
 QUESTION = "Question: {{question}}\nAnswer:"
 
 
-def run_tasks(subject: Subject, names: str, batch_size: int, num_fewshot: int | None, limit: int | None) -> list[dict]:
-    """Runs the tasks named, commas between, and returns a row for each task and metric. Raises UserError."""
-    import datasets
-    from lm_eval import simple_evaluate
-
+def find_tasks(names: str) -> tuple[list[Any], Any]:
+    """The tasks named, commas between, as the harness takes them, and its collection. Raises UserError for what cannot be
+    found or read, before anything is computed.
+    """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     asked = [name.strip() for name in names.split(",") if name.strip()]
     if not asked:
         raise UserError(f"--tasks={names} names no task")
     wanted = [multiple_choice(Path(name)) if name.endswith(".jsonl") else check_path(name) for name in asked]
-    manager = task_manager([task for task in wanted if isinstance(task, str)])
+    return wanted, task_manager([task for task in wanted if isinstance(task, str)])
+
+
+def run_tasks(
+    subject: Subject, tasks: tuple[list[Any], Any], batch_size: int, num_fewshot: int | None, limit: int | None
+) -> list[dict[str, Any]]:
+    """Runs the tasks that `find_tasks` found and returns a row for each task and metric. Raises UserError."""
+    import datasets
+    from lm_eval import simple_evaluate
+
     datasets.disable_progress_bars()
+    wanted, manager = tasks
     try:
         found = simple_evaluate(
             HarnessModel(subject, batch_size),
@@ -52,6 +61,7 @@ def run_tasks(subject: Subject, names: str, batch_size: int, num_fewshot: int | 
         )
         if ours or isinstance(error, UserError):
             raise
+        names = ",".join(task if isinstance(task, str) else task["task"] for task in wanted)
         reason = " ".join(str(error).split())[:300]
         hint = "names of lm-eval fetch their data from the hub; a YAML or JSONL file with local data needs no network"
         raise UserError(f"--tasks={names}: {type(error).__name__}: {reason} ({hint})") from error

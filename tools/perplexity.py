@@ -13,7 +13,6 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -127,14 +126,14 @@ class SplitSource:
 
 
 def read_ids(data: TokenData, split: str, piece: int = PIECE) -> Iterator[np.ndarray]:
-    """All ids of a split, `piece` at a time. The file is read, not mapped: a map keeps the pages it touched in memory.
+    """All ids of a split, `piece` at a time, each from a map of its own: one kept open keeps the pages it touched.
 
     Raises UserError for an id beyond the vocabulary.
     """
     width = data.dtype.itemsize
     for first in range(0, data.tokens[split], piece):
         count = min(piece, data.tokens[split] - first)
-        ids = np.frombuffer(os.pread(data.files[split].fileno(), count * width, first * width), dtype=data.dtype)
+        ids = np.array(np.memmap(data.files[split], data.dtype, "r", offset=first * width, shape=(count,)))
         if ids.max() >= data.vocab_size:
             path = data.folder / f"{split}.bin"
             raise UserError(f"{path} holds id {ids.max()}, but vocab_size is {data.vocab_size}: prepare it anew")

@@ -112,8 +112,8 @@ def open_split_data(subject: Subject, data_dir: str | None, dataset: str | None)
     dataset = dataset or trained.get("dataset")
     if dataset is None:
         raise UserError(
-            f"{subject.path} does not say what it was trained on: name a prepared data set by --dataset=NAME, or text "
-            "by --input=FILES"
+            f"{subject.path} does not say what it was trained on: name a prepared data set by --dataset=NAME, text by "
+            "--input=FILES, or leave perplexity out by --perplexity=false"
         )
     data = TokenData(Path(data_dir or trained.get("data_dir") or "data") / dataset, block_size=1)
     theirs, ours = data.meta["tokenizer"], subject.tokenizer.identity
@@ -181,7 +181,7 @@ class Scorer:
         for part, ids in zip(states.split(rows), wanted.split(rows), strict=True):
             logits = F.linear(part, self.model.lm_head.weight[: self.vocab_size]).float()  # (rows, V)
             own = logits.gather(1, ids.unsqueeze(1)).squeeze(1)
-            chosen.append((own - logits.logsumexp(1)).double().cpu())
+            chosen.append((own - logits.logsumexp(1)).cpu().double())
             best.append((logits.argmax(1) == ids).cpu())
         return torch.cat(chosen), torch.cat(best)
 
