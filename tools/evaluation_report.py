@@ -81,12 +81,7 @@ def check_target(target: Path, overwrite: bool) -> None:
 
 def write_page(target: Path, title: str, parts: list[str], overwrite: bool) -> Path:
     """Writes the page; an older report is replaced, another file of that name only when asked to."""
-    if target.is_dir():
-        raise UserError(f"--report={target} is a folder: name a file, {target / 'report.html'} perhaps")
-    if target.exists() and not overwrite and MADE_BY not in target.read_text(encoding="utf-8", errors="replace")[:4000]:
-        raise UserError(
-            f"{target} is no report of this tool: --overwrite=true replaces it, --report= names another file"
-        )
+    check_target(target, overwrite)
     policy = "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
     head = f'<meta charset="utf-8">{policy}<meta name="viewport" content="width=device-width,initial-scale=1">'
     style = STYLE.read_text(encoding="utf-8")
