@@ -68,7 +68,7 @@ def evaluation(loss: float = 3.2, **more: object) -> dict:
             "step": 5400,
             "parameters": 354823168,
             "tokenizer": {"kind": "gpt2", "name": "gpt2"},
-            "data": {"folder": "data/mine", "train": {"documents": 28475, "tokens": 117920140}},
+            "data": {"folder": "data/mine", "train": {"documents": 28475, "tokens": 117920140, "sha256": "0a" * 32}},
             "device": "cuda: NVIDIA A100, 40.0 GiB, bfloat16",
             "machine": "Linux x86_64, 16 CPU cores",
             "software": "Python 3.11, PyTorch 2.13",
@@ -216,7 +216,8 @@ const wide=[...d.querySelectorAll("body *")].filter(e=>seen(e)&&!scrolls(e)&&e.g
 const texts=[...d.querySelectorAll("svg text")].filter(seen),out=texts.filter(t=>{{const a=t.getBoundingClientRect(),
 b=t.closest("svg").getBoundingClientRect();return a.left<b.left-1||a.right>b.right+1||a.top<b.top-1||a.bottom>b.bottom+1}});
 const s=getComputedStyle(d.body);document.querySelector("#found").textContent=JSON.stringify({{wide:wide.map(e=>e.outerHTML
-.slice(0,80)),scroll:d.documentElement.scrollWidth,texts:texts.length,out:out.map(t=>t.textContent),ink:s.color,
+.slice(0,80)),scroll:d.documentElement.scrollWidth,texts:texts.length,out:out.map(t=>t.textContent),pairs:
+[...d.querySelectorAll(".pairs td")].filter(e=>e.getBoundingClientRect().right>w+1).map(e=>e.textContent),ink:s.color,
 page:s.backgroundColor,drawn:[...d.querySelectorAll("svg")].filter(seen).length,tall:d.documentElement.scrollHeight,
 letters:texts.map(t=>t.getBoundingClientRect().height),lines:[...d.querySelectorAll("polyline")].filter(seen).length,
 marks:[...d.querySelectorAll("line.warn,path.tick,circle.best")].filter(seen).length}})}}</script>"""
@@ -243,6 +244,7 @@ def test_pages_fit_their_width_and_can_be_read(pages, tmp_path, name: str, width
     size = f"--window-size={max(width, 500)},4600"
     browse(tmp_path, *theme, size, f"--screenshot={shot}", f"file://{frame}")
     assert found["wide"] == [] and found["scroll"] <= width, "nothing sticks out to the right"
+    assert found["pairs"] == [], "settings, data and machine need no scrolling"
     assert found["out"] == [] and found["texts"] > 20, "no letter of a chart is cut"
     assert found["drawn"] == (4 if "report" in name else 6), "one of the two drawings of each chart"
     assert found["lines"] >= 8 and (found["marks"] > 15 or "report" not in name)

@@ -116,7 +116,7 @@ def table_html(table: Table) -> str:
     """A table with its notes; the rules of a measurement in smaller letters."""
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
-    rows = ""
+    rows, look = "", "" if any(table.head) else ' class="pairs"'
     for row in table.rows:
         rule = row[0].startswith("rule: ")
         cells = "".join(
@@ -125,7 +125,7 @@ def table_html(table: Table) -> str:
         rows += f"<tr{' class=rule' if rule else ''}>{cells}</tr>"
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     return (
-        f'<div class="scroll"><table id="table-{table.name}">{caption}<thead><tr>{head}</tr></thead>'
+        f'<div class="scroll"><table id="table-{table.name}"{look}>{caption}<thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>{notes}\n"
     )
 
