@@ -115,6 +115,9 @@ def make_run(folder: Path, rise: float = 0.0, first: float = 10.8) -> Path:
     events.append(
         {"event": "warning", "iter": 4110, "kind": "loss_spike", "message": "the loss jumped. Try --grad_clip=0.5"}
     )
+    events.append(
+        {"event": "warning", "iter": 8900, "kind": "gradient_vanishing", "message": "the norm is nearly nothing"}
+    )
     events.append({"event": "end", "iter": 9000, "reason": "finished"})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     samples = "".join(
@@ -217,7 +220,8 @@ const texts=[...d.querySelectorAll("svg text")].filter(seen),out=texts.filter(t=
 b=t.closest("svg").getBoundingClientRect();return a.left<b.left-1||a.right>b.right+1||a.top<b.top-1||a.bottom>b.bottom+1}});
 const s=getComputedStyle(d.body);document.querySelector("#found").textContent=JSON.stringify({{wide:wide.map(e=>e.outerHTML
 .slice(0,80)),scroll:d.documentElement.scrollWidth,texts:texts.length,out:out.map(t=>t.textContent),pairs:
-[...d.querySelectorAll(".pairs td")].filter(e=>e.getBoundingClientRect().right>w+1).map(e=>e.textContent),ink:s.color,
+[...d.querySelectorAll(".pairs td")].filter(e=>e.getBoundingClientRect().right>w+1).map(e=>e.textContent),samples:
+[...d.querySelectorAll("pre")].filter(e=>e.scrollWidth>e.clientWidth+1).map(e=>e.textContent),ink:s.color,
 page:s.backgroundColor,drawn:[...d.querySelectorAll("svg")].filter(seen).length,tall:d.documentElement.scrollHeight,
 letters:texts.map(t=>t.getBoundingClientRect().height),lines:[...d.querySelectorAll("polyline")].filter(seen).length,
 marks:[...d.querySelectorAll("line.warn,path.tick,circle.best")].filter(seen).length}})}}</script>"""
@@ -244,6 +248,7 @@ def test_pages_fit_their_width_and_can_be_read(pages, tmp_path, name: str, width
     size = f"--window-size={max(width, 500)},4600"
     browse(tmp_path, *theme, size, f"--screenshot={shot}", f"file://{frame}")
     assert found["wide"] == [] and found["scroll"] <= width, "nothing sticks out to the right"
+    assert found["samples"] == [], "lines of samples are wrapped"
     assert found["pairs"] == [], "settings, data and machine need no scrolling"
     assert found["out"] == [] and found["texts"] > 20, "no letter of a chart is cut"
     assert found["drawn"] == (4 if "report" in name else 6), "one of the two drawings of each chart"
