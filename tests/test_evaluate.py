@@ -156,11 +156,13 @@ def requests(kind: str, *arguments: tuple) -> list:
 def test_windows_score_each_token_once_with_as_much_context_as_there_is(stride: int, length: int) -> None:
     ids, rules = np.arange(1, length + 1), Rules(8, stride, True, False, False, None)
     whole = list(make_windows([(ids, True)], rules, 0))
-    cut = list(make_windows([(ids[:5], False), (ids[5:6], False), (ids[6:], True)], rules, 0))
+    singly = list(make_windows([(ids[i : i + 1], i == length - 1) for i in range(length)], rules, 0))
+    in_parts = list(make_windows([(ids[:5], False), (ids[5:6], False), (ids[6:], True)], rules, 0))
     tokens = np.concatenate([[0], ids])
     scored = []
-    for window, same in zip(whole, cut, strict=True):
-        assert np.array_equal(window.inputs, same.inputs) and np.array_equal(window.targets, same.targets)
+    for window, *others in zip(whole, singly, in_parts, strict=True):
+        for same in others:
+            assert np.array_equal(window.inputs, same.inputs) and np.array_equal(window.targets, same.targets)
         last = window.targets[-1]  # the ids are their own places
         assert np.array_equal(window.inputs, tokens[max(0, last - 8) : last])
         scored += window.targets.tolist()
