@@ -33,7 +33,7 @@ except ImportError:  # Windows has no such locks
 FORMAT_VERSION = 1
 MARKER = "UNFINISHED"
 # in the order in which they get their names
-FILES = ("train.bin", "val.bin", "test.bin", "tokenizer.json", "meta.json")
+FILES = ("train.bin", "val.bin", "test.bin", "train.mask", "val.mask", "test.mask", "tokenizer.json", "meta.json")
 GPT2_VOCABULARY = {"vocab_size": 50257, "eot_id": 50256, "tokenizer": {"kind": "gpt2", "name": "gpt2"}}
 
 
@@ -50,6 +50,17 @@ def write_to_disk(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def flush_and_digest(file: Any) -> str:
+    """SHA-256 of an open file, which is on the disk then."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.seek(0)
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def take_lock(file: Any) -> bool:
@@ -79,7 +90,7 @@ class TokenWriter:
         self.folder, self.dtype = Path(folder), np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
         self.tokens: dict[str, int] = {}
         self.documents: dict[str, int] = {}
-        self.files: dict[str, Any] = {}
+        self.files, self.masks = {}, {}  # open files by split
         self.committing = self.committed = False
 
     def __enter__(self) -> TokenWriter:
@@ -98,11 +109,14 @@ class TokenWriter:
         for name in FILES:
             (self.folder / f"{name}.tmp").unlink(missing_ok=True)
 
-    def append(self, split: str, ids: bytes, documents: int) -> None:
-        """Appends ids, already in `dtype`, that finish `documents` documents."""
+    def append(self, split: str, ids: bytes, documents: int, mask: bytes = b"") -> None:
+        """Appends ids, already in `dtype`, that finish `documents` documents; conversations have a byte a token, too."""
         if split not in self.files:
             self.files[split] = open(self.folder / f"{split}.bin.tmp", "w+b")  # noqa: SIM115, closed by __exit__
             self.tokens[split] = self.documents[split] = 0
+        if mask:
+            self.masks[split] = self.masks.get(split) or open(self.folder / f"{split}.mask.tmp", "w+b")  # noqa: SIM115
+            self.masks[split].write(mask)
         self.files[split].write(ids)
         self.tokens[split] += len(ids) // self.dtype.itemsize
         self.documents[split] += documents
@@ -131,19 +145,14 @@ class TokenWriter:
         """Flushes, renames and describes the files; returns the meta.json that is written last."""
         splits = {}
         for split, file in self.files.items():
-            file.flush()
-            os.fsync(file.fileno())
-            file.seek(0)
-            digest = hashlib.sha256()
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-            counts = {"tokens": self.tokens[split], "documents": self.documents[split]}
-            splits[split] = counts | {"sha256": digest.hexdigest()}
+            splits[split] = {"tokens": self.tokens[split], "documents": self.documents[split]}
+            splits[split]["sha256"] = flush_and_digest(file)
+            if split in self.masks:
+                splits[split]["mask_sha256"] = flush_and_digest(self.masks[split])
         meta = {"format_version": FORMAT_VERSION, "dtype": self.dtype.name, "splits": splits} | meta
         if tokenizer_json is not None:
             write_to_disk(self.folder / "tokenizer.json.tmp", tokenizer_json.encode())
-        described = json.dumps(meta, indent=2, ensure_ascii=False) + "\n"
-        write_to_disk(self.folder / "meta.json.tmp", described.encode())
+        write_to_disk(self.folder / "meta.json.tmp", (json.dumps(meta, indent=2, ensure_ascii=False) + "\n").encode())
         self.committing = True  # all is on disk; from here to the last name the folder holds old and new
         (self.folder / "meta.json").unlink(missing_ok=True)
         for name in FILES:
@@ -155,7 +164,7 @@ class TokenWriter:
         return meta
 
     def __exit__(self, *_: object) -> None:
-        for file in self.files.values():
+        for file in (*self.files.values(), *self.masks.values()):
             with contextlib.suppress(OSError):  # where the disk is full, closing tries to write once more
                 file.close()
         if self.committed or not self.committing:
@@ -248,6 +257,10 @@ class TokenData:
         epoch, index = divmod(sample, self.windows_per_epoch)
         offset, order = epoch_order(self.tokens["train"], self.block_size, self.seed, epoch)
         return offset + self.block_size * int(order[index])
+
+    def loss_weight(self, batch: int, batches_a_step: int, batch_size: int) -> float:
+        """What the mean loss of a batch weighs in that of its step: all windows have equally many targets."""
+        return 1
 
     def train_batch(self, first_sample: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets, (B, T) int64 each, of the training samples from `first_sample` on."""

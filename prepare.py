@@ -6,6 +6,7 @@ Out: token files for train.py, and meta.json with all that it needs to know abou
     python prepare.py                                                   # WikiText-103, GPT-2's tokenizer
     python prepare.py --dataset=demo --tokenizer=train --vocab_size=2048
     python prepare.py --dataset=mine --input='texts/**/*.txt.gz'
+    python prepare.py --dataset=answers --chat=true --input=pairs.jsonl --tokenizer=data/mine/tokenizer.json
 
 Documents flow through worker processes straight into the files: memory stays flat however large the corpus, and the
 result is the same for any number of workers.
@@ -33,6 +34,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from chat import ConversationReader, chat_tokenizer, encode_document
 from configurator import UserError, format_overrides, load_config, program
 from corpus import UNLIKE, Corpus, Seen, compare_letters, count_letters
 from dataset import FILES, MARKER, TokenWriter, read_meta
@@ -54,6 +56,7 @@ class PrepareConfig:
     dataset: str = "wikitext103"  # wikitext103, demo, a hub data set owner/name[:config], or with --input any name
     input: str | None = None  # own files, folders, globs, commas between: .txt .md .jsonl .json .csv .parquet .gz .zst
     document: Literal["auto", "file", "line", "paragraph", "heading"] = "auto"  # one, in .txt and .md
+    chat: bool = False  # rows are prompt/completion, question/answer, instruction/input/output or messages
     text_column: str = "text"  # the field with the text, where rows are documents
     detokenize: bool | None = None  # undo WikiText's spacing ( @-@ , = = X = =); none = for WikiText from the hub alone
     skip_bad_rows: bool = False  # skip and count rows without text, put U+FFFD for invalid bytes, instead of stopping
@@ -75,6 +78,11 @@ class PrepareConfig:
         if self.tokenizer == "train" and not 260 <= self.vocab_size <= 1 << 22:
             raise UserError(
                 f"vocab_size={self.vocab_size} is too small or large: 256 bytes, 4 special tokens, and merges"
+            )
+        if self.chat and (self.input is None or self.tokenizer == "train" or self.detokenize):
+            raise UserError(
+                f"chat=true takes --input= files with rows and the base model's tokenizer, not input={self.input} with "
+                f"tokenizer={self.tokenizer} and detokenize={self.detokenize}: the tokenizer.json beside its data"
             )
         if self.detokenize is None:
             object.__setattr__(self, "detokenize", self.input is None and "wikitext" in self.dataset.lower())
@@ -104,6 +112,8 @@ def main(argv: list[str]) -> int:
         skip_bad_rows=config.skip_bad_rows,
         max_documents=config.max_documents,
     )
+    if config.chat:
+        corpus.reader = ConversationReader(config.skip_bad_rows)
     settings = settings_of(config, corpus)
     if keep_existing(config, settings):
         return 0
@@ -133,6 +143,8 @@ def settings_of(config: PrepareConfig, corpus: Corpus) -> dict[str, Any]:
         settings["tokenizer_sha256"] = open_tokenizer(config.tokenizer, config.eot_token).identity["sha256"]
     if config.tokenizer != "train":
         del settings["vocab_size"]
+    if not config.chat:
+        del settings["chat"]
     return settings
 
 
@@ -162,7 +174,8 @@ def keep_existing(config: PrepareConfig, settings: dict[str, Any]) -> bool:
 def make_tokenizer(config: PrepareConfig, corpus: Corpus) -> Tokenizer:
     """The tokenizer asked for; `train` makes one from the training documents."""
     if config.tokenizer != "train":
-        return open_tokenizer(config.tokenizer, config.eot_token)
+        tokenizer = open_tokenizer(config.tokenizer, config.eot_token)
+        return chat_tokenizer(tokenizer) if config.chat else tokenizer
     print(f"training a tokenizer of {config.vocab_size:,} entries")
     pieces = assign_splits(corpus, config)
     sample = thin_out(text for split, text, _ in with_bar(pieces, corpus, "reading") if split == "train")
@@ -241,12 +254,14 @@ def write_tokens(config: PrepareConfig, corpus: Corpus, tokenizer: Tokenizer, wr
     pieces = pieces if tokenizer.piecewise else join_pieces(pieces)
     for encoded, counts in encode_all(make_batches(pieces), tokenizer, writer.dtype.str, config.num_proc):
         totals.update(counts)
-        for split, ids, documents in encoded:
-            writer.append(split, ids, documents)
+        for split, ids, documents, mask in encoded:
+            writer.append(split, ids, documents, mask)
     if not writer.tokens:
         raise UserError(f"{corpus.source} holds no text: nothing to write")
     totals.update(corpus.counts)
     missing = [split for split in ("train", "val") if not writer.tokens.get(split)]
+    if missing and config.chat and (config.val_fraction or missing == ["train"]):
+        raise UserError(f"{corpus.source} has too few conversations for a validation part of {config.val_fraction:.0%}")
     if missing and (config.val_fraction or missing == ["train"]):
         if not writer.split_by_tokens(config.val_fraction):
             raise UserError(f"{corpus.source} is too short to split: one token or less")
@@ -331,24 +346,29 @@ def encode_in_worker(batch: list[Piece]) -> Any:
 
 def encode_batch(
     batch: list[Piece], tokenizer: Tokenizer, dtype: str
-) -> tuple[list[tuple[str, bytes, int]], Counter[str]]:
-    """Ids of a batch: (split, bytes in `dtype`, documents ended) for each run of one split, and what was counted."""
-    runs: list[tuple[str, list[np.ndarray], list[bool]]] = []
+) -> tuple[list[tuple[str, bytes, int, bytes]], Counter[str]]:
+    """Ids of a batch: (split, bytes in `dtype`, documents ended, mask) for each run of one split, and what was counted."""
+    runs: list[tuple[str, list[np.ndarray], list[bool], list[bytes]]] = []
     counts: Counter[str] = Counter()
     eot = np.array([tokenizer.eot_id], dtype=dtype)
     unknown = getattr(tokenizer, "unknown_id", None)
     for split, text, ends in batch:
-        ids, utf8 = tokenizer.encode(text), text.encode()
+        utf8, mask = text.encode(), b""
+        if tokenizer.chat_ids:
+            ids, mask = encode_document(tokenizer, text)
+        else:
+            ids = tokenizer.encode(text)
         counts["tokens"] += len(ids)
         counts["words"] += count_words(utf8)
         counts["bytes"] += len(utf8)
         if unknown is not None:
             counts["unknown tokens"] += int((ids == unknown).sum())
         if not runs or runs[-1][0] != split:
-            runs.append((split, [], []))
-        runs[-1][1].extend([ids.astype(dtype), eot] if ends else [ids.astype(dtype)])
+            runs.append((split, [], [], []))
+        runs[-1][1].extend([ids.astype(dtype), eot] if ends and not mask else [ids.astype(dtype)])
         runs[-1][2].append(ends)
-    return [(split, np.concatenate(ids).tobytes(), sum(ends)) for split, ids, ends in runs], counts
+        runs[-1][3].append(mask)
+    return [(split, np.concatenate(ids).tobytes(), sum(e), b"".join(m)) for split, ids, e, m in runs], counts
 
 
 def count_words(utf8: bytes) -> int:

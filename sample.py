@@ -7,6 +7,8 @@ Out: the prompt and its continuation on standard output, as they come; what is l
     python sample.py --out_dir=out/demo --start="The module " --num_samples=3
     python sample.py --start=FILE:prompt.txt --temperature=0     # the most likely continuation
     python sample.py --interactive=true                          # prompt after prompt
+    python sample.py --chat=true                                 # question after question, with a fine-tuned model
+    python sample.py --chat=true --start="What does len do?"     # one answer
 
 Sample number k depends on (seed, k) alone. Each new id is conditioned on the last block_size ids, with the same result
 as without the key/value cache; that is why float32 is the default.
@@ -35,6 +37,8 @@ class SampleConfig:
     num_samples: int = 1  # texts to write, in one batch
     seed: int = 42  # another seed, another text
     stop_at_eot: bool = True  # end at the end-of-text token
+    chat: bool = False  # the prompt is a question; without --start a conversation, which an empty line starts anew
+    system: str = ""  # with chat=true, what precedes the conversation
     interactive: bool = False  # ask for prompt after prompt; an end of input (Ctrl-D) leaves
     device: str = "auto"  # cuda, cuda:1, mps, cpu, or auto = the best there is
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of weights; the shorter ones are faster, not exact
@@ -46,6 +50,8 @@ class SampleConfig:
             raise UserError(f"top_k={self.top_k} must not be negative (0 or none = no limit)")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p} must be above 0 and at most 1")
+        if self.chat and self.num_samples > 1:
+            raise UserError(f"chat=true has one answer, not num_samples={self.num_samples}: leave one of them away")
         if self.max_new_tokens < 1 or self.num_samples < 1:
             raise UserError(f"max_new_tokens={self.max_new_tokens} and num_samples={self.num_samples} start at 1")
 
@@ -59,6 +65,7 @@ from pathlib import Path
 
 import torch
 
+from chat import encode_chat
 from checkpoint import build_model, checkpoint_tokenizer, load_checkpoint
 from device import Device, choose_device, is_out_of_memory, pack_linears
 from model import GPT, Sampler, generate, parameter_count
@@ -72,11 +79,16 @@ def main(argv: list[str]) -> int:
     device = choose_device(config.device, config.dtype, training=False)
     for line in [*format_overrides(config, origins), *device.notes]:
         print(line, file=sys.stderr)
-    prompt = None if config.interactive else read_prompt(config.start)
+    asking = config.interactive or (config.chat and "start" not in origins)
+    prompt = None if asking else read_prompt(config.start)
     try:
         model, tokenizer = load_model(config, device)
-        if prompt is not None:
-            write_samples(model, tokenizer, prompt, config)
+        if config.chat and prompt is None:
+            chat(model, tokenizer, config)
+        elif config.chat:
+            answer(model, tokenizer, config, [prompt])
+        elif prompt is not None:
+            write_samples(model, tokenizer, prompt_ids(tokenizer, prompt), prompt, config)
         else:
             converse(model, tokenizer, config)
     except (RuntimeError, MemoryError) as error:
@@ -125,15 +137,51 @@ def read_prompt(start: str) -> str:
         raise UserError(f"--start={start} is not UTF-8 at byte {error.start:,}: save it as UTF-8") from error
 
 
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """Ids of a prompt; an empty one starts a document."""
+    return [int(i) for i in tokenizer.encode_prompt(prompt)] or [tokenizer.eot_id]
+
+
 def converse(model: GPT, tokenizer: Tokenizer, config: SampleConfig) -> None:
     """Writes samples for prompt after prompt; a prompt at fault is told, and the next one asked for."""
     for prompt in ask_prompts():
         try:
-            write_samples(model, tokenizer, prompt, config)
+            write_samples(model, tokenizer, prompt_ids(tokenizer, prompt), prompt, config)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
         except KeyboardInterrupt:
             print(" (stopped; Ctrl-D leaves)", file=sys.stderr)
+
+
+def chat(model: GPT, tokenizer: Tokenizer, config: SampleConfig) -> None:
+    """Answers question after question, each after the conversation before it; an empty line starts another."""
+    encode_chat(tokenizer, [])  # raises for a model that was not trained to chat, before anything is asked
+    texts: list[str] = []
+    for question in ask_prompts():
+        try:
+            texts = answer(model, tokenizer, config, [*texts, question]) if question.strip() else []
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+        except KeyboardInterrupt:
+            print(" (stopped; Ctrl-D leaves)", file=sys.stderr)
+
+
+def answer(model: GPT, tokenizer: Tokenizer, config: SampleConfig, texts: list[str]) -> list[str]:
+    """Writes the answer to a conversation of questions and answers in turn; returns it with the answer.
+
+    The oldest ones are left away where they leave no quarter of the context free. Raises UserError where a question
+    fills it alone.
+    """
+    beginning, room = [{"role": "system", "content": config.system}] * bool(config.system), model.config.block_size
+    while True:
+        turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+        ids = [*encode_chat(tokenizer, beginning + turns)[0].tolist(), tokenizer.chat_ids["assistant"]]
+        if len(ids) <= room - room // 4 or len(texts) == 1:
+            break
+        texts = texts[2:]
+    if len(ids) >= room:
+        raise UserError(f"the question has {len(ids):,} tokens, and the model's context is {room:,}: ask a shorter one")
+    return [*texts, *write_samples(model, tokenizer, ids, "", config)]
 
 
 def ask_prompts() -> Iterator[str]:
@@ -145,9 +193,8 @@ def ask_prompts() -> Iterator[str]:
             return
 
 
-def write_samples(model: GPT, tokenizer: Tokenizer, prompt: str, config: SampleConfig) -> None:
-    """Generates all samples of one prompt in a batch and prints them, a single one as it comes."""
-    ids = [int(i) for i in tokenizer.encode_prompt(prompt)] or [tokenizer.eot_id]
+def write_samples(model: GPT, tokenizer: Tokenizer, ids: list[int], prompt: str, config: SampleConfig) -> list[str]:
+    """Generates all samples after `ids` in a batch and prints them behind `prompt`, a single one as it comes."""
     sampler = Sampler(config.temperature, config.top_k, config.top_p, config.seed, config.num_samples)
     steps = generate(model, torch.tensor(ids), config.max_new_tokens, sampler, tokenizer.vocab_size)
     streams = [tokenizer.stream() for _ in range(config.num_samples)]
@@ -158,7 +205,7 @@ def write_samples(model: GPT, tokenizer: Tokenizer, prompt: str, config: SampleC
     for chosen in steps:
         for k in sorted(open_samples):
             token_id = int(chosen[k])
-            if token_id == tokenizer.eot_id and config.stop_at_eot:
+            if token_id == tokenizer.eot_id and (config.stop_at_eot or config.chat):
                 open_samples.discard(k)
                 continue
             tokens += 1
@@ -169,11 +216,12 @@ def write_samples(model: GPT, tokenizer: Tokenizer, prompt: str, config: SampleC
         if not open_samples:
             break
     seconds = time.monotonic() - started
-    if single:
-        print(streams[0].flush())
-    for k in range(0 if single else config.num_samples):
-        print(f"--- sample {k + 1} of {config.num_samples} ---\n{prompt}{texts[k]}{streams[k].flush()}")
+    for k, stream in enumerate(streams):
+        rest = stream.flush()
+        texts[k] += rest
+        print(rest if single else f"--- sample {k + 1} of {config.num_samples} ---\n{prompt}{texts[k]}")
     print(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / max(seconds, 1e-9):,.1f} tokens/s", file=sys.stderr)
+    return texts
 
 
 if __name__ == "__main__":

@@ -137,6 +137,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from chat import open_data
 from checkpoint import (
     FORMAT_VERSION,
     BackgroundSaver,
@@ -238,7 +239,7 @@ def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, A
             f"gradient_accumulation_steps={config.gradient_accumulation_steps} is not divisible by the "
             f"{device.world_size} processes: use a multiple of {device.world_size}"
         )
-    data = TokenData(Path(config.data_dir) / config.dataset, config.block_size, config.seed)
+    data = open_data(Path(config.data_dir) / config.dataset, config.block_size, config.seed)
     theirs, ours = (state or {}).get("tokenizer"), data.meta["tokenizer"]
     if config.init_from != "resume" and theirs and theirs.get("sha256") != ours.get("sha256"):
         raise UserError(
@@ -371,7 +372,8 @@ class Trainer:
             if model.config.vocab_size < self.data.vocab_size:
                 raise UserError(
                     f"{source} has {model.config.vocab_size:,} rows of vocabulary, too few for the "
-                    f"{self.data.vocab_size:,} ids of {self.data.folder}: prepare the data with the model's tokenizer"
+                    f"{self.data.vocab_size:,} ids of {self.data.folder}: prepare the data with the model's tokenizer "
+                    "(to chat, a vocabulary must leave three rows free)"
                 )
         model.gradient_checkpointing, model.used_vocabulary = c.gradient_checkpointing, self.data.vocab_size
         if self.sharded:
@@ -511,11 +513,12 @@ class Trainer:
         for micro_step in range(micro_steps):
             batch = (self.step * micro_steps + micro_step) * ranks + self.device.rank  # its number in the global order
             x, y = self.device.send(*self.data.train_batch(batch * c.batch_size, c.batch_size))  # (B, T) each
+            weight = self.data.loss_weight(batch, micro_steps * ranks, c.batch_size)  # 1, but for questions and answers
             # gradients cross ranks once a step; sharded ones at once, since nobody has room for whole ones
             exchange = micro_step == micro_steps - 1 or ranks == 1 or self.sharded
             with contextlib.nullcontext() if exchange else self.parallel.no_sync():
                 with self.device.autocast():
-                    loss = self.parallel(x, y) / micro_steps
+                    loss = self.parallel(x, y) / (micro_steps / weight)
                 self.scaler.scale(loss).backward()
             mean_loss += loss.detach()
         self.scaler.unscale_(self.optimizer)
