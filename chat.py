@@ -20,7 +20,7 @@ import numpy as np
 from configurator import UserError
 from dataset import TokenData, read_meta
 from textfile import FileReader
-from tokenizer import END_OF_TEXT, Tokenizer, with_chat
+from tokenizer import CHAT_TOKENS, END_OF_TEXT, FileTokenizer, TiktokenTokenizer, Tokenizer, load_tokenizer
 
 ROLES = ("system", "user", "assistant")
 COUNTED, START = 1, 2  # in a mask
@@ -39,6 +39,32 @@ def chat_template(eot_token: str) -> str:
         "{% if message['role'] == 'assistant' %}{{ '" + eot_token + "' }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|' + 'assistant' + '|>' }}{% endif %}"
     )
+
+
+def restore_tokenizer(identity: dict[str, Any], folder: Path | None = None) -> Tokenizer:
+    """The tokenizer of a meta.json or a checkpoint, as load_tokenizer has it, with chat tokens where it names a template."""
+    plain = {key: value for key, value in identity.items() if key != "chat_template"}
+    tokenizer = load_tokenizer(plain, folder)
+    return with_chat(tokenizer, identity["chat_template"]) if "chat_template" in identity else tokenizer
+
+
+def with_chat(tokenizer: Tokenizer, template: str) -> Tokenizer:
+    """The tokenizer with the chat tokens, those of its file or the ids after its last, and `template` in its identity."""
+    identity = tokenizer.identity | {"chat_template": template}
+    if isinstance(tokenizer, TiktokenTokenizer):
+        old = tokenizer.encoding  # extended in the way of tiktoken's README
+        special = dict(old._special_tokens)
+        for token in CHAT_TOKENS:
+            special.setdefault(token, max(old.max_token_value, *special.values()) + 1)
+        parts = {"pat_str": old._pat_str, "mergeable_ranks": old._mergeable_ranks}
+        made = TiktokenTokenizer(type(old)("chat", special_tokens=special, **parts), identity, tokenizer.eot_id)
+    else:
+        inner = type(tokenizer.inner).from_str(tokenizer.inner.to_str())
+        inner.add_special_tokens(list(CHAT_TOKENS))
+        inner.encode_special_tokens = True  # which is no part of a file
+        made, special = FileTokenizer(inner, identity, tokenizer.eot_id), inner.get_vocab(with_added_tokens=True)
+    made.chat_ids = {token[2:-2]: special[token] for token in CHAT_TOKENS}
+    return made
 
 
 def chat_tokenizer(tokenizer: Tokenizer) -> Tokenizer:

@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
+from chat import restore_tokenizer
 from configurator import UserError
 from dataset import release_lock, take_lock
 from model import GPT, GPTConfig
-from tokenizer import Tokenizer, load_tokenizer
+from tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
 OPENAI_MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -301,4 +302,4 @@ def foreign_defaults(state: dict[str, Any]) -> dict[str, Any]:
 
 def checkpoint_tokenizer(state: dict[str, Any]) -> Tokenizer:
     """The tokenizer that a checkpoint's data was made with; GPT-2's for a file that names none (nanoGPT's)."""
-    return load_tokenizer(state.get("tokenizer") or {"kind": "gpt2"})
+    return restore_tokenizer(state.get("tokenizer") or {"kind": "gpt2"})

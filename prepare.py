@@ -34,12 +34,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from chat import ConversationReader, chat_tokenizer, encode_document
+from chat import ConversationReader, chat_tokenizer, encode_document, restore_tokenizer
 from configurator import UserError, format_overrides, load_config, program
 from corpus import UNLIKE, Corpus, Seen, compare_letters, count_letters
 from dataset import FILES, MARKER, TokenWriter, read_meta
 from progress import progress_bar
-from tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, open_tokenizer, read_tokenizer_json, train_tokenizer
+from tokenizer import END_OF_TEXT, Tokenizer, open_tokenizer, read_tokenizer_json, train_tokenizer
 
 BATCH_CHARACTERS = 1 << 18  # text handed to a worker at a time
 TRAINING_SAMPLE = 100_000_000  # characters that a tokenizer is trained on at most
@@ -336,7 +336,7 @@ def start_worker(identity: dict[str, Any], dtype: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
-    worker_tools = load_tokenizer(identity), dtype
+    worker_tools = restore_tokenizer(identity), dtype
 
 
 def encode_in_worker(batch: list[Piece]) -> Any:

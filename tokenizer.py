@@ -41,7 +41,7 @@ class TiktokenTokenizer:
     """Byte-level BPE through tiktoken."""
 
     piecewise = True  # text may be cut before a lone white-space character between two others without changing an id
-    chat_ids: dict[str, int] | None = None  # by role, see `with_chat`
+    chat_ids: dict[str, int] | None = None  # by role, see chat.py
 
     def __init__(self, encoding: Any, identity: dict[str, Any], eot_id: int) -> None:
         self.encoding, self.identity, self.eot_id = encoding, identity, eot_id
@@ -203,9 +203,6 @@ def open_tokenizer(name: str, eot_token: str = END_OF_TEXT) -> Tokenizer:
 
 def load_tokenizer(identity: dict[str, Any], folder: Path | None = None) -> Tokenizer:
     """The tokenizer of a meta.json (its file lies in `folder`) or of a checkpoint (its text lies inside)."""
-    if "chat_template" in identity:
-        plain = {key: value for key, value in identity.items() if key != "chat_template"}
-        return with_chat(load_tokenizer(plain, folder), identity["chat_template"])
     if identity["kind"] == "gpt2":
         return load_gpt2()
     text = identity.get("json")
@@ -292,25 +289,6 @@ def as_tiktoken(spec: dict[str, Any], inner: Any) -> Any | None:
     encoding = tiktoken.Encoding("file", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
     same = encoding.encode_ordinary(ODD_TEXT) == inner.encode(ODD_TEXT, add_special_tokens=False).ids
     return encoding if same else None
-
-
-def with_chat(tokenizer: Tokenizer, template: str) -> Tokenizer:
-    """The tokenizer with the chat tokens, those of its file or the ids after its last, and `template` in its identity."""
-    identity = tokenizer.identity | {"chat_template": template}
-    if isinstance(tokenizer, TiktokenTokenizer):
-        old = tokenizer.encoding  # extended in the way of tiktoken's README
-        special = dict(old._special_tokens)
-        for token in CHAT_TOKENS:
-            special.setdefault(token, max(old.max_token_value, *special.values()) + 1)
-        parts = {"pat_str": old._pat_str, "mergeable_ranks": old._mergeable_ranks}
-        made = TiktokenTokenizer(type(old)("chat", special_tokens=special, **parts), identity, tokenizer.eot_id)
-    else:
-        inner = type(tokenizer.inner).from_str(tokenizer.inner.to_str())
-        inner.add_special_tokens(list(CHAT_TOKENS))
-        inner.encode_special_tokens = True  # which is no part of a file
-        made, special = FileTokenizer(inner, identity, tokenizer.eot_id), inner.get_vocab(with_added_tokens=True)
-    made.chat_ids = {token[2:-2]: special[token] for token in CHAT_TOKENS}
-    return made
 
 
 def character_tokenizer(characters: list[str]) -> str:

@@ -137,7 +137,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from chat import open_data
+from chat import open_data, restore_tokenizer
 from checkpoint import (
     FORMAT_VERSION,
     BackgroundSaver,
@@ -165,7 +165,6 @@ from model import GPT, GPTConfig, Sampler, flops_per_token, generate, parameter_
 from optimizer import cosine_schedule, make_optimizer
 from progress import RunLog, format_duration, import_wandb, perplexity
 from sharding import beside, compile_blocks, for_generation, gather, here, shard, spread, whole
-from tokenizer import load_tokenizer
 
 SHAPE_KEYS = ("block_size", "n_layer", "n_head", "n_embd", "bias", "gelu")  # cannot change when a run goes on
 BAD_STEPS = 5  # steps in a row with a loss or gradient that is not finite, until the run gives up
@@ -313,7 +312,7 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, device: Device, data: TokenData, state: dict[str, Any] | None) -> None:
         self.config, self.device, self.data = config, device, data
-        self.folder, self.tokenizer = Path(config.out_dir), load_tokenizer(data.meta["tokenizer"], data.folder)
+        self.folder, self.tokenizer = Path(config.out_dir), restore_tokenizer(data.meta["tokenizer"], data.folder)
         self.step, self.tokens, self.elapsed_seconds, self.best_val_loss = 0, 0, 0.0, math.inf
         self.wandb_id: str | None = None
         self.evaluation_due = True  # before the first step, and again when a signal cut one short

@@ -13,12 +13,12 @@ from conftest import read_events
 import prepare
 import sample
 import train
-from chat import PairData, chat_tokenizer, encode_chat, open_data
+from chat import PairData, chat_tokenizer, encode_chat, open_data, restore_tokenizer
 from checkpoint import checkpoint_tokenizer, load_checkpoint
 from configurator import UserError
 from dataset import TokenData
 from model import GPT, GPTConfig
-from tokenizer import load_gpt2, load_tokenizer
+from tokenizer import load_gpt2
 
 USER, ASSISTANT, END = 50258, 50259, 50256
 ROWS = [
@@ -60,7 +60,11 @@ def test_all_forms_of_rows_give_the_same(tmp_path) -> None:
     assert mask.tolist() == [2, 0, 0, *[1] * len(answer), 1] * 4  # 2 starts a conversation
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["vocab_size"] == 50260 and meta["splits"]["train"]["documents"] == 4
-    assert load_tokenizer(meta["tokenizer"], folder).chat_ids == {"system": 50257, "user": USER, "assistant": ASSISTANT}
+    assert restore_tokenizer(meta["tokenizer"], folder).chat_ids == {
+        "system": 50257,
+        "user": USER,
+        "assistant": ASSISTANT,
+    }
 
 
 def test_content_is_plain_text_and_boundaries_are_token_boundaries() -> None:
