@@ -103,8 +103,11 @@ class ConversationReader(FileReader):
     def __init__(self, skip_bad_rows: bool) -> None:
         super().__init__("text", "file", False, skip_bad_rows)
 
-    def _read_text(self, path: str, raw: Any) -> Iterator[tuple[str, bool]]:
-        raise UserError(f"{path} has no rows: --chat=true reads questions and answers from .jsonl, .json and .csv")
+    def _read_text(self, path: str, raw: Any) -> Iterator[Any]:
+        raise UserError(f"{path}: --chat=true reads questions and answers from rows in .jsonl, .json and .csv files")
+
+    def _parquet(self, path: str, raw: Any) -> Iterator[tuple[str, Any]]:
+        return self._read_text(path, raw)
 
     def text_of(self, row: Any, where: str) -> str | None:
         """The messages of one row as JSON, an end token that closes an answer left away; None when it is skipped."""

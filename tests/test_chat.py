@@ -120,7 +120,7 @@ def test_settings_that_do_not_go_together(tmp_path, capsys) -> None:
     assert "too few conversations" in capsys.readouterr().err
     (tmp_path / "plain.txt").write_text("text")
     assert prepare.main([f"--input={tmp_path}/plain.txt", "--chat=true", f"--data_dir={tmp_path}", "--num_proc=1"]) == 2
-    assert "has no rows" in capsys.readouterr().err
+    assert "rows in .jsonl" in capsys.readouterr().err
 
 
 # --- batches --------------------------------------------------------------------------------------------------------

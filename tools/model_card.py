@@ -18,10 +18,10 @@ SHOWN_SETTINGS = (
     "weight_decay beta1 beta2 grad_clip dropout dtype seed"
 ).split()
 QUANTIZED_VLLM = """\
-The weights are whole numbers of 16 or 32 bits here: there is no folder in 8 or 4 bits, as the quantizers that vLLM reads
-(compressed-tensors, GPTQ, torchao) convert linear layers, and transformers' GPT-2 has Conv1D in their place. vLLM
-quantizes while it loads, on GPUs that compute in 8 bits (NVIDIA from Ada and Hopper on): `{command} --quantization fp8`.
-For 8 and 4 bits elsewhere take the GGUF export.
+The weights are numbers of 16 or 32 bits here. There is no folder in 8 or 4 bits: compressed-tensors and torchao convert
+linear layers, and transformers' GPT-2 has Conv1D in their place; GPTQ was not tried. vLLM has a switch to quantize while it
+loads, for GPUs that compute in 8 bits (NVIDIA from Ada and Hopper on), which was not tried with this model either:
+`{command} --quantization fp8`. For 8 and 4 bits everywhere take the GGUF export.
 """
 
 
