@@ -307,12 +307,12 @@ def test_exports_of_the_chat_model(chat_run, monkeypatch, capsys) -> None:
     assert [row.split(",")[0] for row in rows] == ["format f32", "format q8_0", "format q4_0"]
     assert all("perplexity" in row and "its perplexity" in row and "21 texts alike" in row for row in rows)
     question = [{"role": "user", "content": "What colour has number 3?"}]
-    asked = Questions([], [1], 1, [], 0, question)
+    asked = Questions([], [1], 1, [], question)
     prompt = ask_llama(Path("out/chat/gguf/chat-q4_0.gguf"), 64, asked).conversation
     tokenizer = checkpoint_tokenizer(load_checkpoint(Path("out/chat/my_own_llm.pt")))
     assert prompt == [*encode_chat(tokenizer, question)[0].tolist(), tokenizer.chat_ids["assistant"]]
     for quant in ("f32", "q4_0"):
-        answered = ask_llama(Path(f"out/chat/gguf/chat-{quant}.gguf"), 64, Questions([], prompt, 30, [], 0))
+        answered = ask_llama(Path(f"out/chat/gguf/chat-{quant}.gguf"), 64, Questions([], prompt, 30, []))
         assert answered.text == "Number 3 is white." and answered.continuation[-1] == tokenizer.eot_id
 
 

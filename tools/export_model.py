@@ -173,9 +173,9 @@ def check_in_llama(path: Path, subject: Subject, quant: str) -> dict[str, Any]:
     model, context = subject.model, subject.model.config.block_size
     prompt = next(iter(subject.probes.values()))[: context // 2] or [subject.about["eot_id"]]
     new_tokens = min(GREEDY_TOKENS, context - len(prompt))
-    scored, end_id = scored_windows(subject), subject.about["eot_id"]
+    scored = scored_windows(subject)
     chat = CONVERSATION if subject.about["chat_template"] else None
-    questions = llama_runner.Questions(list(subject.probes), prompt, new_tokens, scored, end_id, chat)
+    questions = llama_runner.Questions(list(subject.probes), prompt, new_tokens, scored, chat)
     answers = llama_runner.ask_llama(path, context, questions)
     wanted = dict(zip(subject.probes, answers.texts, strict=True))
     if chat:
@@ -186,16 +186,17 @@ def check_in_llama(path: Path, subject: Subject, quant: str) -> dict[str, Any]:
         if theirs != subject.probes[text]:
             raise UserError(f"llama.cpp reads {text!r} as {theirs}, not as {subject.probes[text]}")
     subject.probes.pop("a conversation", None)
-    ours = greedy(model, prompt, new_tokens, subject.tokenizer)
-    same = next((n for n, (a, b) in enumerate(zip(ours, answers.continuation, strict=False)) if a != b), len(ours))
+    written = greedy(model, prompt, new_tokens, subject.tokenizer)
+    pairs = enumerate(zip(written, answers.continuation, strict=False))
+    same = next((n for n, (our_id, their_id) in pairs if our_id != their_id), len(written))
     row: dict[str, Any] = {
         "in llama.cpp": f"{len(wanted)} texts alike",
-        "greedy tokens alike": f"{same} of {len(ours)}",
+        "greedy tokens alike": f"{same} of {len(written)}",
     }
-    if scored:
-        row["its perplexity"] = (
-            f"{math.exp(answers.loss):.3f} (original {math.exp(loss_on(model, scored, end_id)):.3f})"
-        )
+    told = [score for scores in answers.scores for score in scores if score is not None]
+    if told:
+        theirs, ours = -math.fsum(told) / len(told), loss_on(model, scored, answers.scores)
+        row["its perplexity"] = f"{math.exp(theirs):.3f} (original {math.exp(ours):.3f})"
     return row
 
 
@@ -213,15 +214,15 @@ def scored_windows(subject: Subject) -> list[list[int]]:
     return kept
 
 
-def loss_on(model: GPT, windows: list[list[int]], end_id: int) -> float:
-    """Mean loss over windows of ids, each but the end token predicted from those before it in its window."""
+def loss_on(model: GPT, windows: list[list[int]], scores: list[list[float | None]]) -> float:
+    """Mean loss over the ids of windows that have a score, each predicted from those before it in its window."""
     total, count = 0.0, 0
     with torch.inference_mode():
-        for window in windows:
-            ids = torch.tensor([window])
-            targets = ids[:, 1:].masked_fill(ids[:, 1:] == end_id, -1)
-            number = int((targets != -1).sum())
-            total += model(ids[:, :-1], targets).item() * number if number else 0.0
+        for window, scored in zip(windows, scores, strict=True):
+            targets = [-1 if score is None else i for i, score in zip(window[1:], scored, strict=True)]
+            number = sum(target != -1 for target in targets)
+            if number:
+                total += model(torch.tensor([window[:-1]]), torch.tensor([targets])).item() * number
             count += number
     return total / count
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import math
 import os
 import subprocess
 import sys
@@ -31,7 +30,6 @@ class Questions:
     prompt: list[int]  # ids to continue, always by the most likely token
     new_tokens: int
     scored: list[list[int]]  # windows of ids, each one predicted from those before it in its window
-    end_id: int  # which is not scored: llama.cpp stops there and tells no probability
     conversation: list[dict[str, str]] | None = None  # to put in the template and tokenize
 
 
@@ -42,7 +40,7 @@ class Answers:
     texts: list[list[int]]
     continuation: list[int]
     text: str  # of the continuation
-    loss: float  # mean over all predicted ids, in nats
+    scores: list[list[float | None]]  # log-probability of each id of a window but its first, see `log_probability`
     conversation: list[int] | None
 
 
@@ -80,17 +78,15 @@ def answer(path: str, context: int, questions: Questions) -> Answers:
         return_tokens=True,
         ignore_eos=False,
     )
-    losses = [
-        -server.log_probability(window[:end], window[end])
+    scores = [
+        [server.log_probability(window[:end], window[end]) for end in range(1, len(window))]
         for window in questions.scored
-        for end in range(1, len(window))
-        if window[end] != questions.end_id
     ]
     return Answers(
         texts=[server.tokenize(text, special=False) for text in questions.texts],
         continuation=written["tokens"],
         text=written["content"],
-        loss=math.fsum(losses) / len(losses) if losses else math.nan,
+        scores=scores,
         conversation=server.conversation(questions.conversation) if questions.conversation else None,
     )
 
@@ -119,14 +115,18 @@ class Server:
         """Ids of a text; `special` reads the names of special tokens as these."""
         return self.post("/tokenize", content=text, add_special=False, parse_special=special)["tokens"]
 
-    def log_probability(self, ids: list[int], target: int) -> float:
-        """Natural logarithm of the probability that `target` comes after `ids`.
+    def log_probability(self, ids: list[int], target: int) -> float | None:
+        """Natural logarithm of the probability that `target` comes after `ids`; None where the server does not tell it,
+        as it holds back a token that begins a character of several bytes.
 
         The target is forced by a bias: the server reports the chosen token's probability from before all biases, and
         keeps what it has computed of a prompt that goes on.
         """
         forced = {"n_predict": 1, "n_probs": 1, "temperature": 0, "logit_bias": [[target, 1e6]], "cache_prompt": True}
-        chosen = self.post("/completion", prompt=ids, **forced)["completion_probabilities"][0]
+        told = self.post("/completion", prompt=ids, **forced).get("completion_probabilities")
+        if not told:
+            return None
+        chosen = told[0]
         if chosen["id"] != target:
             raise RuntimeError(f"asked for the probability of {target}, it answers for {chosen['id']}")
         return chosen["logprob"]
