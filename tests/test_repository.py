@@ -30,7 +30,11 @@ BESIDE |= {("chat", "tokenizer"), ("chat", "textfile"), ("chat", "dataset")}
 PROGRAMS = {"prepare": "PrepareConfig", "train": "TrainConfig", "sample": "SampleConfig"}
 PROGRAMS |= {"tools.clean_corpus": "CleanConfig", "tools.train_tokenizer": "TokenizerConfig"}
 PROGRAMS |= {"tools.evaluate_model": "EvaluateConfig", "tools.export_model": "ExportConfig"}
-PARTS = {"tools.clean_corpus": ["tools.corpus_pipeline"]}  # other files that read a program's settings
+PROGRAMS |= {"tools.benchmark": "BenchmarkConfig"}
+PARTS = {
+    "tools.clean_corpus": ["tools.corpus_pipeline"],
+    "tools.benchmark": ["tools.benchmark_cases"],
+}  # other files that read a program's settings
 SCRIPTS = {"prepare_data.sh": "prepare", "start_train.sh": "train", "generate_text.sh": "sample"}
 MODULE_LINES = {"prepare": 420, "train": 760, "tokenizer": 340}  # 330 for all others
 FUNCTION_LINES: dict[str, int] = {}  # 40 for all others
