@@ -154,7 +154,7 @@ def check_known(config_class: type, key: str, what: str) -> None:
 def read_value(config_class: type, key: str, value: typing.Any, where: str) -> typing.Any:
     """Reads one value by its field's type; text is read leniently (`1e3` fits an int, `yes` a bool, `none` an optional)."""
     hint = type_hints(config_class)[key]
-    choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    choices = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     for choice in sorted(choices, key=lambda choice: choice is not types.NoneType):  # `none` fits text, too
         try:
             return read_as(choice, value)
@@ -191,7 +191,8 @@ def read_as(kind: typing.Any, value: typing.Any) -> typing.Any:
 def describe_type(kind: typing.Any) -> str:
     """A type in a user's words."""
     if typing.get_origin(kind) is typing.Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+        words = ", ".join(map(str, typing.get_args(kind)))
+        return "one of " * (len(typing.get_args(kind)) > 1) + words
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
     return names[kind]
 
@@ -213,7 +214,8 @@ def answer_help(config_class: type, argv: list[str], description: str) -> None:
     import tyro
 
     speak_utf8()
-    script = Path(sys.argv[0]).name
+    path = Path(sys.argv[0])
+    script = f"-m tools.{path.stem}" if path.parent.name == "tools" else path.name
     usage = (
         f"usage: python {script} [CONFIG.py ...] [--key=value ...]\n\n" + re.sub(r"[ \t]+\n", "\n", description).strip()
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib.util
 import os
 import re
@@ -15,52 +16,17 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
+from cards import CARDS, card_of_device
 from configurator import UserError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-# Dense bf16/fp16 tensor-core peak with float32 accumulation, TFLOP/s, from NVIDIA's data sheets and the GeForce
-# architecture white papers (Turing, Ampere GA102, Ada, Blackwell). Longest matching name wins.
-PEAK_TFLOPS = {
-    "B200": 2250.0,
-    "H200": 989.4,
-    "H100": 989.4,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "GH200": 989.4,
-    "A100": 312.0,
-    "A40": 149.7,
-    "A30": 165.0,
-    "A10": 125.0,
-    "L40S": 362.0,
-    "L40": 181.0,
-    "L4": 121.0,
-    "V100": 125.0,
-    "T4": 65.0,
-    "RTX 6000 Ada": 364.2,
-    "RTX A6000": 154.8,
-    "RTX A5000": 111.1,
-    "RTX 5090": 209.5,
-    "RTX 5080": 112.6,
-    "RTX 5070 Ti": 87.9,
-    "RTX 5070": 61.7,
-    "RTX 4090": 165.2,
-    "RTX 4080": 97.5,
-    "RTX 4070 Ti": 80.2,
-    "RTX 4070": 58.3,
-    "RTX 4060 Ti": 44.1,
-    "RTX 4060": 30.2,
-    "RTX 3090": 71.0,
-    "RTX 3080": 59.5,
-    "RTX 3070": 40.6,
-    "RTX 3060": 25.6,
-    "RTX 2080 Ti": 53.8,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,12 +67,22 @@ class Device:
         return torch.cuda.max_memory_allocated(self.torch) if self.kind == "cuda" else None
 
     @property
+    def room_bytes(self) -> int | None:
+        """Memory that a run can have here: on a GPU what is free and what its tensors hold already, on a CPU its part of
+        what the system can give; None where unknown.
+        """
+        if self.kind == "cuda":
+            return torch.cuda.mem_get_info(self.torch)[0] + torch.cuda.memory_reserved(self.torch)
+        if self.kind == "mps":
+            return torch.mps.recommended_max_memory()
+        available = available_memory()
+        return available and available // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+    @property
     def peak_flops(self) -> float | None:
         """FLOP/s of the card at its best in `dtype`, None where unknown."""
-        matches = [name for name in PEAK_TFLOPS if re.search(rf"\b{name}\b", self.name)]  # no A40 in an A4000
-        if self.kind != "cuda" or self.dtype == torch.float32 or not matches or "Laptop" in self.name:
-            return None
-        return PEAK_TFLOPS[max(matches, key=len)] * 1e12
+        card = card_of_device(self.name)
+        return CARDS[card].tflops * 1e12 if card and self.kind == "cuda" and self.dtype != torch.float32 else None
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Runs matrix products in `dtype`, keeping weights and sums in float32."""
@@ -196,6 +172,33 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def first_that_runs(device: Device, choices: Iterable[int], attempt: Callable[[int], None]) -> int | None:
+    """The first choice whose attempt runs out of memory in no process; None where all do."""
+    for choice in choices:
+        failed = torch.zeros((), device=device.torch)
+        try:
+            attempt(choice)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failed += 1
+        gc.collect()  # what the failed attempt held hangs on its traceback
+        if device.kind == "cuda":
+            torch.cuda.empty_cache()
+        if not sum_over_ranks(failed).item():
+            return choice
+    return None
+
+
+def least_over_ranks(number: int | None, device: Device) -> int | None:
+    """The least of a number over all processes."""
+    if number is None or device.world_size == 1:
+        return number
+    least = torch.tensor([number], device=device.torch)
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+    return int(least.item())
+
+
 class StopSignals:
     """Notes SIGINT and SIGTERM while it is entered, so that the work under way can be finished and saved.
 
@@ -283,6 +286,27 @@ def compile_obstacle(device: Device) -> str | None:
     if device.kind == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "g++"))):
         return "there is no C++ compiler"
     return None
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes of main memory to be had without swapping, within the limit of a container; None where it is not said."""
+    try:
+        told = re.search(r"^MemAvailable: +(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    rooms = [int(told[1]) * 1024] if told else []
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # no such version of control groups, or `max`: no limit
+            group = root / "sys/fs/cgroup"
+            cache = re.search(
+                r"^inactive_file (\d+)", (group / limit).with_name("memory.stat").read_text(), re.MULTILINE
+            )
+            held = int((group / used).read_text()) - int(cache[1] if cache else 0)
+            rooms.append(max(0, int((group / limit).read_text()) - held))
+    return min(rooms, default=None)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -40,7 +40,7 @@ class TrainConfig:
     bias: bool = True  # in the linear layers and norms, as GPT-2 has them
     gelu: Literal["tanh", "exact"] = "tanh"  # tanh = GPT-2's, exact = nanoGPT's
     # the batch: batch_size × block_size × gradient_accumulation_steps tokens a step
-    batch_size: int = 8  # windows in a micro-batch: as many as fit in memory
+    batch_size: int | Literal["auto"] = 8  # windows in a micro-batch; auto = as many as fit, same global batch
     gradient_accumulation_steps: int = 16  # micro-batches in a step, over all processes
     # the optimizer
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon = for the blocks' matrices, AdamW for the rest
@@ -77,7 +77,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         positive = "batch_size gradient_accumulation_steps max_iters eval_interval eval_iters log_interval"
         for key in [*positive.split(), "checkpoint_interval", "block_size", "n_layer", "n_head", "n_embd"]:
-            if getattr(self, key) < 1:
+            if getattr(self, key) != "auto" and getattr(self, key) < 1:
                 raise UserError(f"{key}={getattr(self, key)} must be 1 or more")
         for key in (
             "learning_rate",
@@ -137,6 +137,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from budget import Load, load_of, opening_lines, optimizer_bytes, sizes_that_fit, vocabulary_rows
 from chat import open_data, restore_tokenizer
 from checkpoint import (
     FORMAT_VERSION,
@@ -154,7 +155,9 @@ from device import (
     StopSignals,
     choose_device,
     compile_obstacle,
+    first_that_runs,
     is_out_of_memory,
+    least_over_ranks,
     seed_streams,
     start_ranks,
     stop_ranks,
@@ -177,7 +180,7 @@ RUN_FILES = ("last.pt", "previous.pt", "my_own_llm.pt", "metrics.jsonl", "loss.p
 def main(argv: list[str]) -> int:
     """Runs the program; returns its exit code."""
     try:
-        config, device, data, state, lines = set_up(argv)
+        config, device, data, state, lines, auto = set_up(argv)
     except UserError:
         if int(os.environ.get("RANK", 0)):
             time.sleep(30)  # every process finds the same fault; the first one tells it, and the launcher then ends all
@@ -199,6 +202,8 @@ def main(argv: list[str]) -> int:
         try:
             trainer = Trainer(config, device, data, state)
             del state  # its optimizer state would fill main memory until the end
+            if auto:
+                trainer.choose_batch_size()
             if device.is_main:
                 print("\n".join([*lines, *trainer.describe()]), flush=True)
             return trainer.evaluate_only() if config.eval_only else trainer.run()
@@ -208,8 +213,8 @@ def main(argv: list[str]) -> int:
             raise
 
 
-def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, Any] | None, list[str]]:
-    """Settings, device, data, the checkpoint to start from, and what was overridden. Changes nothing on disk."""
+def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, Any] | None, list[str], bool]:
+    """Settings, device, data, checkpoint to start from, what was overridden, whether batch_size is auto. Writes nothing."""
     state, notes = None, []
 
     def settings_of_run(given: dict[str, Any]) -> dict[str, Any]:
@@ -222,7 +227,9 @@ def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, A
     config, origins = load_config(TrainConfig, argv, __doc__, settings_of_run)
     if config.wandb_log:
         import_wandb()
-    lines = format_overrides(config, origins) + notes
+    lines, auto = format_overrides(config, origins) + notes, config.batch_size == "auto"
+    if auto:
+        config = dataclasses.replace(config, batch_size=usual_batch_size(argv, state))
     if config.init_from == "resume":
         changed = {key: state["config"].get(key) for key in origins if key not in ("init_from", "overwrite", "out_dir")}
         told = [(key, old, getattr(config, key)) for key, old in changed.items()]
@@ -245,7 +252,17 @@ def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, A
             f"{config.init_from} was trained with the tokenizer {theirs['name']}, {data.folder} was prepared with "
             f"{ours['name']}, another one: prepare the data with the model's (its tokenizer.json lies beside its data)"
         )
-    return config, device, data, state, lines
+    return config, device, data, state, lines, auto
+
+
+def usual_batch_size(argv: list[str], state: dict[str, Any] | None) -> int:
+    """The batch size without batch_size=auto on the command line, which together with the accumulation says what is
+    learnt from in a step: a config file's, that of the run that goes on, or the default.
+    """
+    stored = {"batch_size": state["config"]["batch_size"]} if state else {}
+    words = [word for word in argv if word.replace("-", "_").partition("=")[0] != "__batch_size"]
+    usual = load_config(TrainConfig, words, "", lambda given: stored)[0].batch_size
+    return TrainConfig.batch_size if usual == "auto" else usual
 
 
 def resumed_settings(state: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -361,7 +378,7 @@ class Trainer:
         """A fresh model, or the one of a checkpoint, on the device."""
         c = self.config
         if state is None:
-            rows = -(-self.data.vocab_size // 128) * 128  # up to a multiple of 128
+            rows = vocabulary_rows(self.data.vocab_size)
             shape = GPTConfig(c.block_size, rows, c.n_layer, c.n_head, c.n_embd, c.dropout, c.bias, c.gelu)
             model = GPT(shape)
         else:
@@ -432,8 +449,45 @@ class Trainer:
             f"batch    {c.batch_size} × {c.block_size} × {c.gradient_accumulation_steps} = {c.tokens_per_step:,} "
             "tokens a step",
             f"run      {c.max_iters:,} steps = {total:,} tokens = {total / train:.1f} epochs, in {self.folder}/",
+            *([] if c.eval_only else opening_lines(self.load, c, self.step, self.device)),
             *(f"note     {note}" for note in self.notes),
         ]
+
+    @property
+    def load(self) -> Load:
+        """What the memory of a step depends on."""
+        d = self.device
+        return load_of(self.config, self.model.config, self.data.vocab_size, d.kind, d.world_size)
+
+    def choose_batch_size(self) -> None:
+        """Takes the largest micro-batch of the same global batch that fits: by the estimate, then by trying."""
+        c, device = self.config, self.device
+        windows = c.batch_size * c.gradient_accumulation_steps
+        choices = sizes_that_fit(self.load, least_over_ranks(device.room_bytes, device))
+        # processes that share out a model would wait for the one that ran out of memory
+        chosen = choices[0] if self.sharded else first_that_runs(device, choices, self.try_batch)
+        best = dataclasses.replace(c, batch_size=chosen or 1, gradient_accumulation_steps=windows // (chosen or 1))
+        if chosen is None:
+            raise UserError(out_of_memory_advice(best, device))
+        self.config = best
+        self.notes.append(f"batch_size=auto: {chosen}")
+
+    def try_batch(self, size: int) -> None:
+        """Forward and backward twice, as accumulation does, beside as much memory as the optimizer will take."""
+        missing = 0 if self.optimizer.state else optimizer_bytes(self.load)
+        ballast = torch.empty(missing, dtype=torch.uint8, device=self.device.torch)
+        try:
+            x = torch.zeros(size, self.config.block_size, dtype=torch.int64, device=self.device.torch)
+            for _ in range(2):
+                with self.device.autocast():
+                    loss = self.model(x, x)
+                loss.backward()
+        except (RuntimeError, MemoryError):
+            torch.compiler.reset()  # or the next size would be compiled for sizes of any kind, which is slower
+            raise
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+        del ballast
 
     def evaluate_only(self) -> int:
         """Evaluates once, prints, writes nothing."""
