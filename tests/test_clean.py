@@ -359,6 +359,8 @@ def test_repeated_paragraphs_go_and_refrains_stay(tmp_path) -> None:
     documents = [f"{essay(rng, 80)}\n\n{shared}", f"{essay(rng, 80)}\n\n{shared}\n\nend", song]
     flags = [flag for flag in NO_RULES if not flag.startswith("--paragraph")]
     kept = texts(clean(tmp_path, documents, *flags)["kept"])
+    off = clean(tmp_path, documents, *flags, "--dedup=none", out="off")
+    assert texts(off["kept"]) == documents
     assert kept[0] == documents[0] and shared not in kept[1] and kept[1].endswith("\n\nend") and kept[2] == song
 
 

@@ -129,7 +129,7 @@ def test_one_file_is_enough(corpus) -> None:
         ("--vocab_size=259", "vocab_size=259"),
         ("--table=8000,x", "table="),
         ("--held_out=0", "held_out=0"),
-        ("--document=page", "document="),
+        ("--document=page", "heading"),
         ("--input=nothing/", "nothing"),
         ("--text_column=body", "no field 'body'"),
     ],

@@ -74,7 +74,9 @@ class CleanConfig:
     max_repeated_characters: float = 0.1  # share of characters in repeated lines; FineWeb
     max_lines_per_word: float = 0.3  # lines for each word; FineWeb
     # duplicates
-    dedup: Literal["minhash", "exact", "none"] = "minhash"  # of documents; minhash includes exact
+    dedup: Literal["minhash", "exact", "none"] = (
+        "minhash"  # of documents; minhash includes exact; none = of paragraphs, too
+    )
     dedup_similarity: float = 0.72  # of shingles, which MinHash catches with 64 in 100; chooses its bands and rows
     shingle_words: int = 5  # words in a shingle; shorter documents are compared exactly alone
     paragraph_words: int = 8  # take out paragraphs of so many words that an earlier document has; 0 = none

@@ -65,7 +65,7 @@ class ExactSignature(ExactDedupSignature):
 
 
 class MinhashSignature(MinhashDedupSignature):
-    """datatrove's MinHash signatures from shingles that are hashed word by word, five times as fast."""
+    """datatrove's MinHash signatures from shingles that are hashed word by word, twice as fast."""
 
     def get_shingles(self, text: str) -> np.ndarray:
         """The distinct n-grams of words, (N, 1) uint64; none for a document of fewer words."""

@@ -183,7 +183,7 @@ def duplicate_stages(config: CleanConfig, work: Path, tasks: int, stages: Stages
         writer = drop_writer(work, "duplicates")
         steps.append(Duplicates(work / "equal", similar, writer))
     steps += [Tally(work / "tallies", "unique"), shard_writer(work / "unique")]
-    if config.paragraph_words:
+    if config.paragraph_words and config.dedup != "none":
         steps.append(ParagraphSignature(str(work / "paragraphs"), finders(tasks), paragraph_config(config), WORDS))
     stages.run("unique", steps, tasks)
 
@@ -197,7 +197,7 @@ def paragraph_config(config: CleanConfig) -> Any:
 def paragraph_stages(config: CleanConfig, work: Path, tasks: int, stages: Stages) -> None:
     """Repeated paragraphs go; the rest is the corpus."""
     steps: list[Any] = [Shard(work / "unique")]
-    if config.paragraph_words:
+    if config.paragraph_words and config.dedup != "none":
         settings = paragraph_config(config)
         find = RepeatedParagraphs(str(work / "paragraphs"), str(work / "repeated"), config=settings)
         stages.run("paragraphs", [find], finders(tasks))

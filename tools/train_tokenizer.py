@@ -18,7 +18,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from configurator import UserError, format_overrides, load_config, program
 from corpus import Corpus
@@ -40,7 +40,7 @@ class TokenizerConfig:
     out: str = "tokenizer.json"  # the file to write
     vocab_size: int = 32000  # entries: 256 bytes, 4 special tokens, and merges
     table: str = "8000,16000,32000,50000"  # vocabulary sizes to compare; none = only the one asked for
-    document: str = "auto"  # file, line, paragraph or heading: what a document is in .txt and .md
+    document: Literal["auto", "file", "line", "paragraph", "heading"] = "auto"  # one, in .txt and .md
     text_column: str = "text"  # the field with the text, where rows are documents
     skip_bad_rows: bool = False  # skip and count rows without text, put U+FFFD for invalid bytes, instead of stopping
     sample_mb: int = 100  # million characters to train on at most, spread evenly over the corpus
@@ -61,8 +61,6 @@ class TokenizerConfig:
             )
         if not all(size.strip().isdigit() and int(size) >= 260 for size in self.listed):
             raise UserError(f"table={self.table!r} is no list of sizes from 260 on, such as 8000,16000")
-        if self.document not in ("auto", "file", "line", "paragraph", "heading"):
-            raise UserError(f"document={self.document!r} is none of auto, file, line, paragraph, heading")
 
     @property
     def listed(self) -> list[str]:
