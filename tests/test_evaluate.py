@@ -782,12 +782,16 @@ def test_duplicates_across_the_split_are_found(tmp_path, monkeypatch, piece: int
     changed, other = train[3].copy(), train[4].copy()
     changed[len(changed) // 2] = 999  # one of 20 to 300 tokens: 8 of its 8-grams
     other[::4] = 998  # no 8-gram is left whole
-    header = generator.integers(1, 1000, 40)
-    train += [np.concatenate([header, generator.integers(1, 1000, 100)]) for _ in range(30)]
-    boilerplate = [np.concatenate([header, generator.integers(1, 1000, 100)]) for _ in range(30)]
+    header = generator.integers(1, 1000, 100)
+    train += [np.concatenate([header, generator.integers(1, 1000, 15)]) for _ in range(30)]
+    boilerplate = [np.concatenate([header, generator.integers(1, 1000, 15)]) for _ in range(30)]
     part = max(train[10:20], key=len)[10:]  # of a longer document
     exact = [train[0], train[1], train[0], np.array([5]), np.array([6, 7])]  # H65, H70: short ones exactly alone
-    lone = [np.array([8]), np.array([7, 6])]
+    lone = [
+        np.array([8]),
+        np.array([7, 6]),
+        max(train[10:20], key=len)[:12],
+    ]  # the last stands in another, but is short
     val = [*fresh, *exact, changed, other, part, *boilerplate, *lone]
     found = held_out(token_folder(tmp_path / "d", as_ids(train), as_ids(val)))
     assert (found["documents"], found["train_documents"]) == (len(val), len(train))

@@ -154,8 +154,7 @@ class HeldOut:
             grams, owners = docs.grams()
             bounds = np.searchsorted(owners, np.arange(len(docs.ends) + 1))
             for k, length in enumerate(docs.lengths):
-                own = grams[bounds[k] : bounds[k + 1]] if length >= SHORTEST else grams[:0]
-                keys.append(np.unique(own)[:SKETCH])
+                keys.append(np.unique(grams[bounds[k] : bounds[k + 1]])[:SKETCH])
                 heads.append(docs.ids[docs.starts[k] : docs.starts[k] + min(length, 24)].tolist())
             hashes.append(docs.hashes)
             lengths.append(docs.lengths)
