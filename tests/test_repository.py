@@ -58,7 +58,7 @@ NEEDED_BY |= {"accelerate": "lm_eval", "transformers": "lm_eval"}  # which does 
 NEEDED_BY |= {"trafilatura": "datatrove", "lxml_html_clean": "datatrove"}
 BROUGHT_BY = {"huggingface_hub": "datasets", "pyarrow": "datasets", "tiktoken_ext": "tiktoken", "loguru": "datatrove"}
 BROUGHT_BY |= {"multiprocess": "datatrove"}
-UNLISTED = {"ray", "llama_cpp"}  # for who has a cluster; builds for many minutes: used where it is, in no list
+UNLISTED = {"ray", "llama_cpp", "riptoken"}  # a cluster's; builds for minutes; young: used where they are, in no list
 NOT_YET_USED = {"safetensors"}
 
 MODULES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
