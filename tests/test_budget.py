@@ -136,7 +136,7 @@ def test_activations_with_the_kernels_of_cuda(dtype, monkeypatch):
     attention = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "dropout", lambda x, p, training: torch.native_dropout(x, p, training)[0])
     monkeypatch.setattr(
-        F, "scaled_dot_product_attention", lambda q, k, v, dropout_p, is_causal: attention(q, k, v, is_causal=is_causal)
+        F, "scaled_dot_product_attention", lambda q, k, v, dropout_p, **rest: attention(q, k, v, **rest)
     )
     for shape, batch in zip(SHAPES, (3, 2, 5), strict=True):
         load = Load(dataclasses.replace(shape, dropout=0.2), batch, dtype=dtype, kind="cuda")
