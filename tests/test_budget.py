@@ -227,7 +227,7 @@ def test_peaks_of_a_model_that_is_mostly_blocks(change, monkeypatch):
     assert estimated_peak(load) == pytest.approx(measured_peak(load, monkeypatch), rel=0.04)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("checkpointing", "chunk_rows", "gib"), [(False, None, 16.0), (True, None, 9.5), (False, 1024, 12.2), (True, 1024, 6.2)]
 )  # fmt: skip

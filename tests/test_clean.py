@@ -244,7 +244,7 @@ PLANTED += ("one sentence again and again",)
 
 
 @real_texts
-@pytest.mark.slow
+@pytest.mark.long
 def test_good_documents_stay_and_planted_ones_go(tmp_path) -> None:
     """At least 95 % of the good, at most 5 % of each planted kind; the table in the README is printed here (-s)."""
     rows, folder = material(), tmp_path / "mixed"
@@ -821,7 +821,7 @@ def slurm(tmp_path, monkeypatch):
             daemon.wait(timeout=30)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_slurm_cluster_gives_the_same_result(tmp_path, slurm, capsys) -> None:
     """For real, on one node: the same bytes as here; a task that fails is told with its log."""
     write_repetitive(tmp_path / "in.jsonl")
@@ -835,7 +835,7 @@ def test_a_slurm_cluster_gives_the_same_result(tmp_path, slurm, capsys) -> None:
     assert "1 of 1 tasks did not finish" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ray_gives_the_same_result(tmp_path) -> None:
     pytest.importorskip("ray", reason="pip install ray")
     write_repetitive(tmp_path / "in.jsonl")

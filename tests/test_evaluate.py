@@ -538,7 +538,7 @@ def write_task(folder: Path, pages: list[str]) -> Path:
 
 
 @needs_harness
-@pytest.mark.parametrize("pages", [2, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pages", [2, pytest.param(None, marks=pytest.mark.long)])
 def test_word_perplexity_equals_that_of_the_hugging_face_backend(
     hugging_face, subject, theirs, tmp_path, monkeypatch, pages: int | None
 ) -> None:
@@ -860,7 +860,7 @@ print(tokens, (peak - before) >> 20)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("megabytes", [32, 1024])
+@pytest.mark.parametrize("megabytes", [32, pytest.param(1024, marks=pytest.mark.long)])
 def test_memory_is_flat_however_large_the_token_file(tmp_path, megabytes: int) -> None:
     piece = np.random.default_rng(1).integers(0, 50000, 1 << 23, dtype=np.uint16)
     piece[::900] = 50256

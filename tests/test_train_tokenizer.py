@@ -178,7 +178,7 @@ def test_prepare_takes_it_on(corpus) -> None:
     assert meta["vocab_size"] == 400 and ids.count(meta["eot_id"]) == 20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_documented_sequence_writes_spanish(tmp_path, monkeypatch, capsys) -> None:
     """clean_corpus → train_tokenizer → prepare → train → sample, on Debian's Spanish sayings, small, on the CPU."""
     pytest.importorskip("datatrove", reason="pip install -r tools/requirements.txt")
