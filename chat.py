@@ -1,15 +1,12 @@
-"""Conversations: the chat template, question/answer rows, and batches of them for training.
+"""Conversations: question/answer rows, the chat template, and ids by it.
 
 In:  rows with questions and answers; messages {"role": "system", "user" or "assistant", "content": text}.
-Out: `<|user|>question<|assistant|>answer<|endoftext|>` as ids, and which of these are learnt; padded batches of them.
-
-Beside train.bin lies train.mask, a byte a token: 1 = counts in the loss, 2 = a conversation starts here, else 0.
-
-Letters: B rows of a batch, T their length.
+Out: `<|user|>question<|assistant|>answer<|endoftext|>` as ids (T,), and which of these are learnt.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,26 +15,47 @@ from typing import Any
 import numpy as np
 
 from configurator import UserError
-from dataset import TokenData, read_meta
 from textfile import FileReader
-from tokenizer import CHAT_TOKENS, END_OF_TEXT, FileTokenizer, TiktokenTokenizer, Tokenizer, load_tokenizer
+from tokenizer import CHAT_TOKENS, FileTokenizer, TiktokenTokenizer, Tokenizer, load_tokenizer
 
 ROLES = ("system", "user", "assistant")
-COUNTED, START = 1, 2  # in a mask
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))  # fields of a row
-POOL = 4096  # conversations that are sorted by length together, to be cut into batches
-ROUND = 32  # a batch's length is a multiple of this, so that few different ones occur
+PROBE = [
+    {"role": "user", "content": " What does  len() do?\n"},
+    {"role": "assistant", "content": "It counts. "},
+    {"role": "user", "content": "And <b>?"},
+]
 
 
-def chat_template(eot_token: str) -> str:
+def special_texts(tokenizer: Tokenizer) -> list[str]:
+    """The special tokens as they are written, a longer one before those that it may contain."""
+    if isinstance(tokenizer, TiktokenTokenizer):
+        found = tokenizer.encoding.special_tokens_set
+    else:
+        found = {token.content for token in tokenizer.inner.get_added_tokens_decoder().values() if token.special}
+    return sorted(found | {tokenizer.identity["eot_token"]}, key=lambda text: (-len(text), text))
+
+
+def in_two(special: str) -> str:
+    """A special token's text with a space after its first character, which no tokenizer takes for the token."""
+    return f"{special[0]} {special[1:]}"
+
+
+def chat_template(tokenizer: Tokenizer) -> str:
     """The Jinja template that makes the text of `encode_chat` in transformers, vLLM and llama.cpp.
 
-    A role's token is put together from parts: by what a template holds, llama.cpp without Jinja takes it for another.
+    Special tokens are put together from parts: by what a template holds, llama.cpp without Jinja takes it for another.
     """
+
+    def quoted(text: str) -> str:
+        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+    parts = [(quoted(s[0]), quoted(s[1:]), quoted(in_two(s))) for s in special_texts(tokenizer)]
+    plain = "".join(f" | replace({first} + {rest}, {harmless})" for first, rest, harmless in parts)
     return (
-        "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
-        "{% if message['role'] == 'assistant' %}{{ '" + eot_token + "' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|' + 'assistant' + '|>' }}{% endif %}"
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{{ message['content']" + plain + " }}"
+        "{% if message['role'] == 'assistant' %}{{ " + quoted(tokenizer.identity["eot_token"]) + " }}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|' + 'assistant' + '|>' }}{% endif %}"
     )
 
 
@@ -68,30 +86,60 @@ def with_chat(tokenizer: Tokenizer, template: str) -> Tokenizer:
 
 
 def chat_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer with the chat tokens and this template. Raises UserError where its file leaves no ids for them."""
-    made = with_chat(tokenizer, chat_template(tokenizer.identity["eot_token"]))
+    """The tokenizer with the chat tokens and this template. Raises UserError where these cannot do in it what they must."""
+    made, name = with_chat(tokenizer, ""), tokenizer.identity["name"]
+    made.identity["chat_template"], specials = chat_template(made), special_texts(made)
     taken = {i: tokenizer.decode([i]) for i in made.chat_ids.values() if i < tokenizer.vocab_size}
     if any(taken.get(i, f"<|{role}|>") != f"<|{role}|>" for role, i in made.chat_ids.items()):
-        raise UserError(f"{tokenizer.identity['name']} has gaps in its ids, which chat tokens would take: {taken}")
+        raise UserError(f"{name} has gaps in its ids, which chat tokens would take: {taken}")
+    if odd := [text for text in specials if any(other in in_two(text) for other in specials)]:
+        raise UserError(f"{name} has special tokens that a question cannot hold as text: {', '.join(map(repr, odd))}")
+    if isinstance(made, FileTokenizer) and not reads_alike(made):
+        raise UserError(
+            f"{name} gives a text other ids inside of a conversation than by itself, and no server could follow: take gpt2 "
+            "or a tokenizer that prepare.py trains"
+        )
     return made
+
+
+def reads_alike(tokenizer: FileTokenizer) -> bool:
+    """Whether a conversation has the same ids in one piece, as servers encode it; True where it cannot write the probe."""
+    ends = {"assistant": tokenizer.identity["eot_token"]}
+    text = "".join(f"<|{m['role']}|>{m['content']}{ends.get(m['role'], '')}" for m in PROBE)
+    try:
+        wanted = encode_chat(tokenizer, PROBE)[0].tolist()
+        tokenizer.inner.encode_special_tokens = False
+        return tokenizer.inner.encode(text, add_special_tokens=False).ids == wanted
+    except UserError:
+        return True
+    finally:
+        tokenizer.inner.encode_special_tokens = True
+
+
+def plain_content(message: dict[str, str], specials: list[str]) -> str:
+    """The text of a message, in which what is written like a special token is none."""
+    return functools.reduce(lambda text, special: text.replace(special, in_two(special)), specials, message["content"])
 
 
 def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
     """Ids of a conversation, uint32 (T,), and which of them a model learns, bool (T,): answers, each with its end.
 
-    A message is its role's token and its content, which is encoded on its own, as plain text: a boundary between
-    messages is one between tokens, and what looks like a special token in it is none. Raises UserError for a tokenizer
-    without this version's template.
+    A message is its role's token and its content, which is encoded on its own: a boundary between messages is one between
+    tokens. Servers look for special tokens in the whole text, so `<|user|>` in a content is taken as `< |user|>`, here
+    and by the template. Raises UserError for a tokenizer without this version's template.
     """
-    if tokenizer.identity.get("chat_template") != chat_template(tokenizer.identity["eot_token"]):
+    template, specials = tokenizer.identity.get("chat_template"), special_texts(tokenizer)
+    if template is None:
         raise UserError(
             "this model was not trained to chat, fine-tune it first: ./start_train.sh config/finetune_chat.py"
         )
+    if template != chat_template(tokenizer):
+        raise UserError("this model was trained to chat with the template of another version: fine-tune it anew")
     ids: list[int] = []
     counted: list[bool] = []
     for message in messages:
         answer = message["role"] == "assistant"
-        body = tokenizer.encode(message["content"]).tolist()
+        body = tokenizer.encode(plain_content(message, specials)).tolist()
         ids += [tokenizer.chat_ids[message["role"]], *body, *[tokenizer.eot_id] * answer]
         counted += [False, *[answer] * len(body), *[True] * answer]
     return np.array(ids, dtype=np.uint32), np.array(counted, dtype=bool)
@@ -100,8 +148,9 @@ def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> tuple[n
 class ConversationReader(FileReader):
     """Reads rows as documents that are conversations: the JSON of their messages."""
 
-    def __init__(self, skip_bad_rows: bool) -> None:
+    def __init__(self, skip_bad_rows: bool, eot_token: str) -> None:
         super().__init__("text", "file", False, skip_bad_rows)
+        self.eot_token = eot_token
 
     def _read_text(self, path: str, raw: Any) -> Iterator[Any]:
         raise UserError(f"{path}: --chat=true reads questions and answers from rows in .jsonl, .json and .csv files")
@@ -116,7 +165,7 @@ class ConversationReader(FileReader):
             return self._skip("rows without a conversation skipped", f"{where}: {messages}")
         for message in messages:
             text = super().text_of({"text": message["content"]}, where)
-            message["content"] = text.removesuffix(END_OF_TEXT) if message["role"] == "assistant" else text
+            message["content"] = text.removesuffix(self.eot_token) if message["role"] == "assistant" else text
             self.counts["end tokens written out after an answer left away"] += message["content"] != text
         return json.dumps(messages, ensure_ascii=False)
 
@@ -144,140 +193,3 @@ def messages_of(row: Any) -> list[dict[str, str]] | str:
     if not any(message["role"] == "assistant" and message["content"].strip() for message in found):
         return "it has no answer"
     return found
-
-
-def encode_document(tokenizer: Tokenizer, text: str) -> tuple[np.ndarray, bytes]:
-    """Ids (T,) of a conversation that ConversationReader read, and its T bytes of the mask."""
-    ids, counted = encode_chat(tokenizer, json.loads(text))
-    mask = counted.astype(np.uint8) * COUNTED
-    mask[0] |= START
-    return ids, mask.tobytes()
-
-
-def open_data(folder: Path, block_size: int, seed: int = 0) -> TokenData:
-    """The reader of a data folder: windows of a text, or conversations where it holds masks."""
-    splits = (read_meta(folder) or {}).get("splits", {})
-    kind = PairData if "mask_sha256" in splits.get("train", {}) else TokenData
-    return kind(folder, block_size, seed)
-
-
-class PairData(TokenData):
-    """Conversations, one a row, in batches of rows that are about as long.
-
-    A batch has batch_size × block_size ids at most: many short rows or few long ones. Rows are padded on the right, so
-    causal attention sees nothing of other conversations, and every conversation starts at position 0. A conversation
-    longer than the context is cut; one that has no room for a token of an answer is dropped; both are counted.
-    """
-
-    def __init__(self, folder: Path, block_size: int, seed: int = 0) -> None:
-        super().__init__(folder, block_size, seed)
-        self.masks: dict[str, np.ndarray] = {}
-        self.pairs = {split: self._find_pairs(split) for split in self.tokens}
-        self.batches_of: dict[tuple[int, int], list[np.ndarray]] = {}  # by epoch and batch_size
-        self.counts_of: dict[int, list[int]] = {}  # batches in each epoch, by batch_size
-
-    def _check_split(self, split: str) -> int:
-        whole, self.block_size = self.block_size, 0  # which no conversation has to fill
-        tokens = super()._check_split(split)
-        self.block_size = whole
-        path = self.folder / f"{split}.mask"
-        if not path.is_file() or path.stat().st_size != tokens:
-            raise UserError(f"{path} does not have one byte for each of the {tokens:,} tokens: prepare the data anew")
-        return tokens
-
-    def _find_pairs(self, split: str) -> np.ndarray:
-        """Start, length and number of targets, (pairs, 3), of the conversations of a split that can be learnt from."""
-        mask = self.masks[split] = np.fromfile(self.folder / f"{split}.mask", dtype=np.uint8)
-        starts = np.flatnonzero(mask & START)
-        lengths = np.diff(starts, append=len(mask))
-        kept = np.minimum(lengths, self.block_size + 1)
-        before = np.concatenate([[0], np.cumsum(mask & COUNTED, dtype=np.int64)])
-        counted = before[starts + kept] - before[starts]
-        fits = counted > 0
-        dropped, cut = int((~fits).sum()), int((fits & (lengths > kept)).sum())
-        if not fits.any() and split != "test":
-            raise UserError(
-                f"split {split} of {self.folder}: none of {len(starts):,} conversations leaves room for an answer in "
-                f"block_size={self.block_size}: a model with a longer context, or shorter questions"
-            )
-        note = f"{split}: {fits.sum():,} conversations with {counted.sum():,} tokens to learn"
-        note += f", {dropped:,} dropped as the question fills the context" if dropped else ""
-        note += f", {cut:,} cut at the context's end" if cut else ""
-        self.note = f"{self.note}; {note}" if self.note else note
-        return np.stack([starts, kept, counted], axis=1)[fits]
-
-    def group(self, split: str, order: np.ndarray, batch_size: int) -> list[np.ndarray]:
-        """Batches of pair numbers: of each POOL in `order` those of like length, as many as the batch may have ids."""
-        batches, lengths = [], self.pairs[split][:, 1]
-        for first in range(0, len(order), POOL):
-            pool = order[first : first + POOL]
-            pool = pool[np.argsort(-lengths[pool], kind="stable")]
-            while len(pool):
-                rows = max(1, batch_size * self.block_size // self._padded(int(lengths[pool[0]])))
-                batches.append(pool[:rows])
-                pool = pool[rows:]
-        return batches
-
-    def _padded(self, length: int) -> int:
-        """Inputs of a row in a batch whose longest conversation has `length` ids."""
-        return min(-(-(length - 1) // ROUND) * ROUND, self.block_size)
-
-    def _train_rows(self, batch: int, batch_size: int) -> np.ndarray:
-        """The pairs of training batch number `batch`: a pure function of (seed, batch, batch_size)."""
-        counts, epoch = self.counts_of.setdefault(batch_size, []), 0
-        while True:
-            if epoch == len(counts):
-                counts.append(len(self._epoch(epoch, batch_size)))
-            if batch < counts[epoch]:
-                return self._epoch(epoch, batch_size)[batch]
-            batch, epoch = batch - counts[epoch], epoch + 1
-
-    def _epoch(self, epoch: int, batch_size: int) -> list[np.ndarray]:
-        """The batches of one epoch in their order; the last two epochs asked for are kept."""
-        key = (epoch, batch_size)
-        if key not in self.batches_of:
-            stream = np.random.RandomState([self.seed & 0xFFFFFFFF, epoch])
-            batches = self.group("train", stream.permutation(len(self.pairs["train"])), batch_size)
-            for old in list(self.batches_of)[:-1]:
-                del self.batches_of[old]
-            self.batches_of[key] = [batches[i] for i in stream.permutation(len(batches))]
-        return self.batches_of[key]
-
-    def loss_weight(self, batch: int, batches_a_step: int, batch_size: int) -> float:
-        """What the mean loss of a batch weighs: its targets over the mean of its step's, over all micro-steps and ranks."""
-        first = batch // batches_a_step * batches_a_step
-        step = [self._train_rows(first + i, batch_size) for i in range(batches_a_step)]
-        targets = [int(self.pairs["train"][rows, 2].sum()) for rows in step]
-        return targets[batch - first] * batches_a_step / sum(targets)
-
-    def train_batch(self, first_sample: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets, (B, T) int64 each; -1 where nothing is to be learnt."""
-        return self.read_pairs("train", self._train_rows(first_sample // batch_size, batch_size))
-
-    def eval_batches(
-        self, split: str, batch_size: int, count: int, rank: int = 0, ranks: int = 1
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-        """Up to `count` batches spread evenly over a split, as of TokenData, each with its number of targets."""
-        split = split if split in self.tokens else "train"
-        batches = self.group(split, np.arange(len(self.pairs[split])), batch_size)
-        batches = [batches[len(batches) * i // count] for i in range(count)] if len(batches) > count else batches
-        for number in range(rank, len(batches) + rank, ranks):
-            rows = batches[min(number, len(batches) - 1)]
-            yield *self.read_pairs(split, rows), int(self.pairs[split][rows, 2].sum()) * (number < len(batches))
-
-    def read_pairs(self, split: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets, (B, T) int64 each, of the pairs with these numbers, padded with the end-of-text id."""
-        ids = np.memmap(self.files[split], dtype=self.dtype, mode="r")
-        chosen = self.pairs[split][rows]
-        x = np.full((len(rows), self._padded(int(chosen[:, 1].max()))), self.meta["eot_id"], dtype=np.int64)
-        y = np.full_like(x, -1)
-        for row, (start, length, _) in enumerate(chosen):
-            window, counted = (
-                ids[start : start + length].astype(np.int64),
-                self.masks[split][start + 1 : start + length] & COUNTED,
-            )
-            x[row, : length - 1] = window[:-1]
-            y[row, : length - 1] = np.where(counted, window[1:], -1)
-        if x.max() >= self.vocab_size:
-            raise UserError(f"{self.folder}/{split}.bin holds id {x.max()}, but vocab_size is {self.vocab_size}")
-        return x, y

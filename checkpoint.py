@@ -122,6 +122,12 @@ def flush_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def model_file(name: str | Path) -> Path:
+    """The checkpoint that a setting names: a file, or the best model of a run folder."""
+    best = Path(name) / "my_own_llm.pt"
+    return best if best.is_file() else Path(name)
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Reads a checkpoint, ours or nanoGPT's, onto the CPU. Raises UserError for a missing, damaged or foreign file.
 

@@ -34,10 +34,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from chat import ConversationReader, chat_tokenizer, encode_document, restore_tokenizer
+from chat import ConversationReader, chat_tokenizer, restore_tokenizer
 from configurator import UserError, format_overrides, load_config, program
 from corpus import UNLIKE, Corpus, Seen, compare_letters, count_letters
 from dataset import FILES, MARKER, TokenWriter, read_meta
+from pairs import encode_document
 from progress import progress_bar
 from tokenizer import END_OF_TEXT, Tokenizer, open_tokenizer, read_tokenizer_json, train_tokenizer
 
@@ -113,7 +114,7 @@ def main(argv: list[str]) -> int:
         max_documents=config.max_documents,
     )
     if config.chat:
-        corpus.reader = ConversationReader(config.skip_bad_rows)
+        corpus.reader = ConversationReader(config.skip_bad_rows, config.eot_token)
     settings = settings_of(config, corpus)
     if keep_existing(config, settings):
         return 0

@@ -28,7 +28,7 @@ class SampleConfig:
     """Settings of sample.py."""
 
     out_dir: str = "out"  # the run folder whose my_own_llm.pt is used
-    checkpoint: str | None = None  # another checkpoint file
+    checkpoint: str | None = None  # another checkpoint file, or another run folder
     start: str = "Bill Clinton was "  # the prompt; FILE:path reads a file, - standard input, empty starts a document
     max_new_tokens: int = 300  # tokens to write at most
     temperature: float = 0.8  # below 1 safer, above 1 bolder, 0 = always the most likely token
@@ -52,8 +52,11 @@ class SampleConfig:
             raise UserError(f"top_p={self.top_p} must be above 0 and at most 1")
         if self.chat and self.num_samples > 1:
             raise UserError(f"chat=true has one answer, not num_samples={self.num_samples}: leave one of them away")
-        if self.max_new_tokens < 1 or self.num_samples < 1:
-            raise UserError(f"max_new_tokens={self.max_new_tokens} and num_samples={self.num_samples} start at 1")
+        for key in ("max_new_tokens", "num_samples"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key}={getattr(self, key)} must be at least 1")
+        if self.system and not self.chat:
+            raise UserError(f"system={self.system!r} precedes a conversation, and chat=false has none: add --chat=true")
 
 
 if __name__ == "__main__":
@@ -66,7 +69,7 @@ from pathlib import Path
 import torch
 
 from chat import encode_chat
-from checkpoint import build_model, checkpoint_tokenizer, load_checkpoint
+from checkpoint import build_model, checkpoint_tokenizer, load_checkpoint, model_file
 from device import Device, choose_device, is_out_of_memory, pack_linears
 from model import GPT, Sampler, generate, parameter_count
 from tokenizer import Tokenizer
@@ -79,6 +82,8 @@ def main(argv: list[str]) -> int:
     device = choose_device(config.device, config.dtype, training=False)
     for line in [*format_overrides(config, origins), *device.notes]:
         print(line, file=sys.stderr)
+    if config.interactive and "start" in origins:
+        raise UserError("interactive=true asks for prompts, so start= would be ignored: leave one of them away")
     asking = config.interactive or (config.chat and "start" not in origins)
     prompt = None if asking else read_prompt(config.start)
     try:
@@ -103,7 +108,7 @@ def main(argv: list[str]) -> int:
 
 def load_model(config: SampleConfig, device: Device) -> tuple[GPT, Tokenizer]:
     """The model and the tokenizer of the checkpoint that the settings name."""
-    path = Path(config.checkpoint or Path(config.out_dir) / "my_own_llm.pt")
+    path = model_file(config.checkpoint or Path(config.out_dir) / "my_own_llm.pt")
     state = load_checkpoint(path)
     tokenizer = checkpoint_tokenizer(state)
     model = build_model(state, path).to(device=device.torch, dtype=device.dtype).eval()
@@ -127,6 +132,8 @@ def read_prompt(start: str) -> str:
     """The prompt that `start` stands for; the line end that closes a file is not part of it."""
     if start != "-" and not start.startswith("FILE:"):
         return start
+    if start == "FILE:":
+        raise UserError("--start=FILE: names no file: put its path behind the colon, or leave --start= empty")
     path = Path(start.removeprefix("FILE:"))
     try:
         raw = sys.stdin.buffer.read() if start == "-" else path.read_bytes()

@@ -138,7 +138,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from budget import Load, load_of, opening_lines, optimizer_bytes, sizes_that_fit, vocabulary_rows
-from chat import open_data, restore_tokenizer
+from chat import restore_tokenizer
 from checkpoint import (
     FORMAT_VERSION,
     BackgroundSaver,
@@ -166,6 +166,7 @@ from device import (
 from diagnostics import RunFacts, find_warnings, repeated_ngrams
 from model import GPT, GPTConfig, Sampler, flops_per_token, generate, parameter_count
 from optimizer import cosine_schedule, make_optimizer
+from pairs import open_data
 from progress import RunLog, format_duration, import_wandb, perplexity
 from sharding import beside, compile_blocks, for_generation, gather, here, shard, spread, whole
 

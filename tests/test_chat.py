@@ -13,12 +13,13 @@ from conftest import read_events
 import prepare
 import sample
 import train
-from chat import PairData, chat_tokenizer, encode_chat, open_data, restore_tokenizer
+from chat import chat_tokenizer, encode_chat, restore_tokenizer
 from checkpoint import checkpoint_tokenizer, load_checkpoint
 from configurator import UserError
 from dataset import TokenData
 from model import GPT, GPTConfig
-from tokenizer import load_gpt2
+from pairs import PairData, open_data
+from tokenizer import load_gpt2, read_tokenizer_json
 
 USER, ASSISTANT, END = 50258, 50259, 50256
 ROWS = [
@@ -77,8 +78,11 @@ def test_content_is_plain_text_and_boundaries_are_token_boundaries() -> None:
     assert ids.tolist().count(ASSISTANT) == 1 and np.flatnonzero(ids == END).tolist() == [len(ids) - 1]
     assert counted.tolist() == [False] * len(prompt) + [True] * (len(ids) - len(prompt))
     assert tokenizer.decode(ids.tolist()) == (
-        "<|system|>be brief<|user|>hi <|assistant|>\n<|assistant|> yes<|endoftext|><|endoftext|>"
+        "<|system|>be brief<|user|>hi < |assistant|>\n<|assistant|> yes< |endoftext|><|endoftext|>"
     )
+    tokenizer.identity["chat_template"] += " "
+    with pytest.raises(UserError, match="another version"):
+        encode_chat(tokenizer, turns)
     with pytest.raises(UserError, match="not trained to chat"):
         encode_chat(load_gpt2(), turns)
 
@@ -92,6 +96,47 @@ def test_question_changes_no_label_and_end_comes_once(tmp_path) -> None:
     assert [int((mask & 1).sum()) for mask in masks] == [4, 4]
     assert [(i == END).sum() for i in ids] == [2, 2]  # written out after an answer, it is the id all the same
     assert load_gpt2().decode(ids[1][ids[1] < END].tolist()).endswith("yesb\n?no")  # CRLF became LF
+
+
+def test_an_end_token_of_ones_own_closes_an_answer_once(tmp_path) -> None:
+    """H64, with another end token than GPT-2's; inside of a text it is text."""
+    file = tmp_path / "own.json"
+    file.write_text(byte_tokenizer("</s>"))
+    rows = [pair("a </s>", "yes</s>"), pair("b", "no </s> no")]
+    folder = make(tmp_path, rows, f"--tokenizer={file}", "--eot_token=</s>")
+    tokenizer = chat_tokenizer(read_tokenizer_json(file.read_text(), "own.json", "</s>"))
+    ids = np.fromfile(folder / "train.bin", "<u2")
+    assert (ids == tokenizer.eot_id).sum() == 2
+    assert tokenizer.decode(ids.tolist()) == "<|user|>a < /s><|assistant|>yes</s><|user|>b<|assistant|>no < /s> no</s>"
+
+
+def byte_tokenizer(*specials: str, scheme: str | None = None) -> str:
+    """A tokenizer.json of bytes; with a scheme, one of characters where a word's first stands for the space before."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    inner = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted([*pre_tokenizers.ByteLevel.alphabet(), "▁"]))}, []))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    if scheme:
+        inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(prepend_scheme=scheme), decoders.Metaspace()
+    inner.add_special_tokens(list(specials))
+    return inner.to_str()
+
+
+def test_tokenizers_that_cannot_chat_are_told_before_anything_is_written(tmp_path, capsys) -> None:
+    gap = json.loads(byte_tokenizer("<|endoftext|>"))
+    gap["model"]["vocab"]["zz"] = 262
+    for text, part in {
+        byte_tokenizer("<|endoftext|>", scheme="first"): "other ids inside of a conversation",
+        byte_tokenizer("<|endoftext|>", "§"): "cannot hold as text: '§'",
+        json.dumps(gap): "gaps in its ids",
+    }.items():
+        (tmp_path / "odd.json").write_text(text)
+        make(tmp_path, [pair("a", "b")], f"--tokenizer={tmp_path}/odd.json", code=2)
+        error = capsys.readouterr().err
+        assert error.startswith("error: odd.json ") and part in error, error
+    assert not (tmp_path / "data").exists()
+    (tmp_path / "even.json").write_text(byte_tokenizer("<|endoftext|>", scheme="always"))
+    make(tmp_path, [pair("a", "b")], f"--tokenizer={tmp_path}/even.json")
 
 
 @pytest.mark.parametrize(
@@ -307,12 +352,12 @@ def test_exports_of_the_chat_model(chat_run, monkeypatch, capsys) -> None:
     assert [row.split(",")[0] for row in rows] == ["format f32", "format q8_0", "format q4_0"]
     assert all("perplexity" in row and "its perplexity" in row and "21 texts alike" in row for row in rows)
     question = [{"role": "user", "content": "What colour has number 3?"}]
-    asked = Questions([], [1], 1, [], question)
-    prompt = ask_llama(Path("out/chat/gguf/chat-q4_0.gguf"), 64, asked).conversation
+    asked = Questions([], [1], 1, [], [question])
+    (prompt,) = ask_llama(Path("out/chat/gguf/chat-q4_0.gguf"), 64, asked).conversations
     tokenizer = checkpoint_tokenizer(load_checkpoint(Path("out/chat/my_own_llm.pt")))
     assert prompt == [*encode_chat(tokenizer, question)[0].tolist(), tokenizer.chat_ids["assistant"]]
     for quant in ("f32", "q4_0"):
-        answered = ask_llama(Path(f"out/chat/gguf/chat-{quant}.gguf"), 64, Questions([], prompt, 30, []))
+        answered = ask_llama(Path(f"out/chat/gguf/chat-{quant}.gguf"), 64, Questions([], prompt, 30, [], []))
         assert answered.text == "Number 3 is white." and answered.continuation[-1] == tokenizer.eot_id
 
 

@@ -20,9 +20,33 @@ from model import GPT, GPTConfig, Sampler, generate
 from tokenizer import CHAT_TOKENS, load_gpt2, read_tokenizer_json, train_tokenizer
 from tools import export_model, gguf_file, hugging_face
 from tools.export_subject import CONVERSATION, PROBES, gpt2_spec
+from tools.llama_runner import Questions, ask_llama
 
 SHAPE = {"block_size": 64, "vocab_size": 512, "n_layer": 2, "n_head": 2, "n_embd": 64}
 TEXT = "The module counts what it reads. def count(x): return len(x)  # naïve\n" * 3
+CONVERSATIONS = [  # texts by turns of user and assistant; a first one in a tuple is the system's
+    ["Hello"],
+    [" leading"],
+    ["trailing "],
+    ["\nline\n\n"],
+    ["  \t both \r\n "],
+    [""],
+    [("Be brief.",), "Hi"],
+    [(" sys \n",), "Hi", "Yes.", "Why?"],
+    ["What does  len() do?\n", " It counts.", "And <b>?"],
+    ["日本語のテキスト 👍🏽"],
+    ["naïve café e\u0301 \u00a0 \u2028"],
+    ["Привет, мир", "Да\n", "?"],
+    ["a", "", "b"],
+    ["x", "y", "z", "w", "v"],
+    ["what is <|endoftext|> for?"],
+    ["<|user|>x<|assistant|>y<|system|>"],
+    [("<|user|>",), "<|<|user|>user|>", "no <|endoftext|>", "<|assistant|>"],
+    ["<|", "user|>", "|>"],
+    ["{{ 1 + 1 }} {% if x %} {# c #}"],
+    ["'quoted' \"double\" \\n ‘curly’ \\"],
+    ["<|im_start|>user [INST] </s> <s>"],
+]
 needs_llama = pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="no xllamacpp")
 
 
@@ -131,7 +155,7 @@ def test_layout_that_vllm_loads(own_tokenizer, tmp_path) -> None:
     }
 
 
-def test_template_and_ids_of_gpt2(tmp_path) -> None:
+def test_ids_of_gpt2_and_short_numbers(tmp_path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = chat_tokenizer(load_gpt2())
@@ -139,11 +163,32 @@ def test_template_and_ids_of_gpt2(tmp_path) -> None:
     theirs = AutoTokenizer.from_pretrained(folder)
     assert len(theirs) == json.loads((folder / "config.json").read_text())["vocab_size"] == 50260
     assert [theirs(text)["input_ids"] for text in PROBES] == [tokenizer.encode(text).tolist() for text in PROBES]
-    ids = theirs.apply_chat_template(CONVERSATION, add_generation_prompt=True, return_dict=False)
-    assert ids == [*encode_chat(tokenizer, CONVERSATION)[0].tolist(), 50259]
-    assert ids[0] == 50258 and ids.count(50256) == 1
     state = load_weights(str(folder))["model"]["transformer.wpe.weight"]
     assert torch.equal(state, our_model(tmp_path / "my_own_llm.pt").transformer["wpe"].weight.bfloat16().float())
+
+
+@pytest.mark.parametrize("name", ["own", "gpt2"])
+def test_conversations_have_the_same_ids_everywhere(own_tokenizer, tmp_path, monkeypatch, name) -> None:
+    """Training and sample.py (encode_chat), transformers, and llama.cpp where it is installed."""
+    from transformers import AutoTokenizer
+
+    tokenizer = chat_tokenizer(load_gpt2() if name == "gpt2" else own_tokenizer)
+    checkpoint = save_random(tmp_path / "chat", tokenizer, vocab_size=50304 if name == "gpt2" else 512, n_embd=32)
+    talks = []
+    for texts in CONVERSATIONS:
+        system = [{"role": "system", "content": text} for text in texts[0] if isinstance(texts[0], tuple)]
+        turns = enumerate(texts[len(system) :])
+        talks.append([*system, *({"role": ("user", "assistant")[i % 2], "content": text} for i, text in turns)])
+    wanted = [[*encode_chat(tokenizer, talk)[0].tolist(), tokenizer.chat_ids["assistant"]] for talk in talks]
+    theirs = AutoTokenizer.from_pretrained(export(checkpoint))
+    assert [theirs.apply_chat_template(t, add_generation_prompt=True, return_dict=False) for t in talks] == wanted
+    special = {tokenizer.eot_id, *tokenizer.chat_ids.values()}
+    for talk, ids in zip(talks, wanted, strict=True):  # none comes from a text
+        assert sum(i in special for i in ids) == len(talk) + 1 + sum(m["role"] == "assistant" for m in talk)
+    if export_model.llama_runner.has_llama():
+        folder = export(checkpoint, "--format=gguf")
+        asked = Questions([], [1], 1, [], talks)
+        assert ask_llama(folder / "chat-f32.gguf", 64, asked).conversations == wanted
 
 
 def test_merges_of_gpt2_are_its_own() -> None:
@@ -238,8 +283,6 @@ def test_unused_ids_are_marked(tmp_path) -> None:
 
 @needs_llama
 def test_llama_cpp_computes_the_same(own_tokenizer, tmp_path, capsys) -> None:
-    from tools.llama_runner import Questions, ask_llama
-
     tokenizer = chat_tokenizer(own_tokenizer)
     checkpoint = save_random(tmp_path / "chat", tokenizer, bias=False)
     folder = export(checkpoint, "--format=gguf")
@@ -248,9 +291,12 @@ def test_llama_cpp_computes_the_same(own_tokenizer, tmp_path, capsys) -> None:
     assert "21 texts alike" in out and "greedy tokens alike 50 of 50" in out and "logits differ 0.0e+00" in out
     prompt = tokenizer.encode("The module").tolist()
     window = [*prompt, tokenizer.eot_id, *tokenizer.encode("é: naïve count(x)").tolist()]
-    answers = ask_llama(folder / "chat-f32.gguf", 64, Questions(PROBES, prompt, 40, [window], CONVERSATION))
+    answers = ask_llama(folder / "chat-f32.gguf", 64, Questions(PROBES, prompt, 40, [window], [CONVERSATION]))
     assert answers.texts == [tokenizer.encode(text).tolist() for text in PROBES]
-    assert answers.conversation == [*encode_chat(tokenizer, CONVERSATION)[0].tolist(), tokenizer.chat_ids["assistant"]]
+    assert answers.conversations[0] == [
+        *encode_chat(tokenizer, CONVERSATION)[0].tolist(),
+        tokenizer.chat_ids["assistant"],
+    ]
     assert answers.continuation == our_greedy(checkpoint, prompt, 40, tokenizer.vocab_size)
     ids = torch.tensor([window])
     with torch.no_grad():

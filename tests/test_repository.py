@@ -21,12 +21,12 @@ from conftest import ROOT
 
 LEVELS = [  # a module imports from the levels above its own, and BESIDE from its own
     {"configurator", "progress", "diagnostics", "cards"},
-    {"model", "budget", "loss", "optimizer", "tokenizer", "chat", "dataset", "device", "textfile", "corpus"},
+    {"model", "budget", "loss", "optimizer", "tokenizer", "chat", "pairs", "dataset", "device", "textfile", "corpus"},
     {"checkpoint", "sharding"},
     {"prepare", "train", "sample"},
 ]
 BESIDE = {("progress", "configurator"), ("corpus", "textfile"), ("dataset", "tokenizer"), ("model", "loss")}
-BESIDE |= {("chat", "tokenizer"), ("chat", "textfile"), ("chat", "dataset")}
+BESIDE |= {("chat", "tokenizer"), ("chat", "textfile"), ("pairs", "chat"), ("pairs", "dataset"), ("pairs", "tokenizer")}
 BESIDE |= {("budget", "model"), ("budget", "loss")}
 PROGRAMS = {"prepare": "PrepareConfig", "train": "TrainConfig", "sample": "SampleConfig"}
 PROGRAMS |= {"tools.clean_corpus": "CleanConfig", "tools.train_tokenizer": "TokenizerConfig"}

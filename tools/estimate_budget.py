@@ -61,11 +61,11 @@ from budget import (
     vocabulary_rows,
 )
 from cards import CARDS, card_of_device, card_of_person
-from chat import open_data
 from checkpoint import OPENAI_MODELS, load_run, load_weights
 from dataset import GPT2_VOCABULARY
 from device import available_memory
 from model import GPTConfig, flops_per_token, parameter_count
+from pairs import open_data
 from progress import read_metrics
 from tools.budget_advice import advice, data_report
 from tools.budget_text import print_report

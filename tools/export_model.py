@@ -65,8 +65,7 @@ from typing import Any
 
 import torch
 
-from chat import encode_chat
-from checkpoint import flush_folder
+from checkpoint import flush_folder, model_file
 from model import GPT, Sampler, generate
 from tokenizer import Tokenizer
 from tools import gguf_file, hugging_face, llama_runner
@@ -85,16 +84,15 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves through the context manager, which cleans up
     for line in format_overrides(config, origins):
         print(line)
-    target = Path(config.out or Path(config.checkpoint).parent / config.format)
+    checkpoint = model_file(config.checkpoint)
+    target = Path(config.out or checkpoint.parent / config.format)
     old = old_folder(target)
     if old.exists() and not target.exists():  # an export was killed between its two renames
         os.replace(old, target)
     refuse_foreign(target, config.overwrite)
     if config.format == "gguf":
         gguf_file.import_gguf()
-    subject = load_subject(
-        Path(config.checkpoint), config.name, Path(config.data_dir), config.dataset, config.eval_windows
-    )
+    subject = load_subject(checkpoint, config.name, Path(config.data_dir), config.dataset, config.eval_windows)
     print(gguf_file.describe_sizes(subject.model, subject.about["vocab_size"], QUANTS[config.format]))
     with new_folder(target) as folder:
         rows = export_gguf(folder, subject, config) if config.format == "gguf" else [export_hf(folder, subject, config)]
@@ -112,9 +110,11 @@ def export_hf(folder: Path, subject: Subject, config: ExportConfig) -> dict[str,
     hugging_face.write_hugging_face(folder, subject.model, subject.spec, subject.about, quant)
     loaded, ours = hugging_face.load_back(folder), subject.logits(subject.model)
     difference = (subject.logits(loaded) - ours).abs().max().item()
-    theirs = hugging_face.check_by_transformers(folder, subject.probes, subject.probe_ids())
+    conversation = (CONVERSATION, subject.conversation_ids()) if subject.about["chat_template"] else None
+    theirs = hugging_face.check_by_transformers(folder, subject.probes, conversation, subject.probe_ids())
     if theirs is not None:
         difference = max(difference, (theirs - ours).abs().max().item())
+    refuse_overflow(difference, quant)
     limit = 1e-4 * max(1.0, ours.abs().max().item())
     if quant == "f32" and difference > limit:
         raise UserError(f"the logits of the export differ by {difference:.1e}: please report this checkpoint")
@@ -143,6 +143,7 @@ def export_gguf(folder: Path, subject: Subject, config: ExportConfig) -> list[di
             gguf_file.write_gguf(path, subject.model, subject.spec, subject.about, quant)
         loaded, formats = gguf_file.read_gguf(path)
         difference = (subject.logits(loaded) - subject.logits(subject.model)).abs().max().item()
+        refuse_overflow(difference, quant)
         row = measured(subject, quant, path, loaded, difference)
         row |= {"tensors": gguf_file.describe_formats(formats)}
         if fallen := gguf_file.fallen_back(formats, quant):
@@ -153,6 +154,12 @@ def export_gguf(folder: Path, subject: Subject, config: ExportConfig) -> list[di
     return rows
 
 
+def refuse_overflow(difference: float, quant: str) -> None:
+    """Raises UserError where a format made weights or logits infinite."""
+    if not math.isfinite(difference):
+        raise UserError(f"this model has numbers beyond the range of {quant}: take another --quant=, f32 or bf16")
+
+
 def measured(subject: Subject, quant: str, path: Path, loaded: GPT, difference: float) -> dict[str, Any]:
     """What both formats report: size, difference of logits, perplexity beside the original's."""
     row: dict[str, Any] = {
@@ -161,7 +168,7 @@ def measured(subject: Subject, quant: str, path: Path, loaded: GPT, difference: 
         "logits differ": f"{difference:.1e}",
     }
     if subject.windows:
-        row["perplexity"] = f"{subject.perplexity(loaded):.3f} (original {subject.perplexity(subject.model):.3f})"
+        row["perplexity"] = f"{subject.perplexity(loaded):.3f} (original {subject.own_perplexity:.3f})"
     return row
 
 
@@ -171,26 +178,22 @@ def check_in_llama(path: Path, subject: Subject, quant: str) -> dict[str, Any]:
         print("not run in llama.cpp: pip install xllamacpp", file=sys.stderr)
         return {}
     model, context = subject.model, subject.model.config.block_size
-    prompt = next(iter(subject.probes.values()))[: context // 2] or [subject.about["eot_id"]]
+    prompt = next(iter(subject.probes.values()), [])[: context // 2] or [subject.about["eot_id"]]
     new_tokens = min(GREEDY_TOKENS, context - len(prompt))
     scored = scored_windows(subject)
-    chat = CONVERSATION if subject.about["chat_template"] else None
+    chat = [CONVERSATION] if subject.about["chat_template"] else []
     questions = llama_runner.Questions(list(subject.probes), prompt, new_tokens, scored, chat)
     answers = llama_runner.ask_llama(path, context, questions)
-    wanted = dict(zip(subject.probes, answers.texts, strict=True))
-    if chat:
-        ids = [*encode_chat(subject.tokenizer, chat)[0].tolist(), subject.tokenizer.chat_ids["assistant"]]
-        wanted["a conversation"] = answers.conversation
-        subject.probes = subject.probes | {"a conversation": ids}
-    for text, theirs in wanted.items():
-        if theirs != subject.probes[text]:
-            raise UserError(f"llama.cpp reads {text!r} as {theirs}, not as {subject.probes[text]}")
-    subject.probes.pop("a conversation", None)
+    readings = [*zip(subject.probes, subject.probes.values(), answers.texts, strict=True)]
+    readings += [("a conversation", subject.conversation_ids(), ids) for ids in answers.conversations]
+    for text, ours, theirs in readings:
+        if ours != theirs:
+            raise UserError(f"llama.cpp reads {text!r} as {theirs}, not as {ours}")
     written = greedy(model, prompt, new_tokens, subject.tokenizer)
     pairs = enumerate(zip(written, answers.continuation, strict=False))
     same = next((n for n, (our_id, their_id) in pairs if our_id != their_id), len(written))
     row: dict[str, Any] = {
-        "in llama.cpp": f"{len(wanted)} texts alike",
+        "in llama.cpp": f"{len(readings)} texts alike",
         "greedy tokens alike": f"{same} of {len(written)}",
     }
     told = [score for scores in answers.scores for score in scores if score is not None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -16,10 +17,11 @@ from typing import Any
 
 import torch
 
-from chat import open_data
+from chat import PROBE, encode_chat
 from checkpoint import build_model, checkpoint_tokenizer, load_checkpoint
 from configurator import UserError
 from model import GPT
+from pairs import open_data
 from tokenizer import Tokenizer, byte_characters
 
 PROBES = [
@@ -45,9 +47,10 @@ PROBES = [
     "The module ",
 ]
 CONVERSATION = [
-    {"role": "user", "content": "What does  len() do?\n"},
-    {"role": "assistant", "content": " It counts."},
-    {"role": "user", "content": "And <b>?"},
+    {"role": "system", "content": "<|user|> "},
+    *PROBE,
+    {"role": "assistant", "content": "<|endoftext|>"},
+    PROBE[0],
 ]
 
 
@@ -62,6 +65,17 @@ class Subject:
     state: dict[str, Any]  # the checkpoint
     windows: list[tuple[torch.Tensor, torch.Tensor]]  # validation data
     probes: dict[str, list[int]]
+
+    def conversation_ids(self) -> list[int] | None:
+        """Of CONVERSATION and the beginning of an answer; None for a model that does not chat."""
+        if not self.about["chat_template"]:
+            return None
+        return [*encode_chat(self.tokenizer, CONVERSATION)[0].tolist(), self.tokenizer.chat_ids["assistant"]]
+
+    @functools.cached_property
+    def own_perplexity(self) -> float | None:
+        """The original's on the validation windows."""
+        return self.perplexity(self.model)
 
     def perplexity(self, model: GPT) -> float | None:
         """Of a model on the validation windows."""
@@ -93,7 +107,7 @@ def load_subject(path: Path, name: str | None, data_dir: Path, dataset: str | No
         )
     model.used_vocabulary = tokenizer.vocab_size
     about = {
-        "name": name or re.sub(r"[^\w.-]+", "-", path.resolve().parent.name, flags=re.ASCII) or "model",
+        "name": name or re.sub(r"[^\w.-]+", "-", path.resolve().parent.name, flags=re.ASCII).strip("-.") or "model",
         "vocab_size": tokenizer.vocab_size,
         "eot_id": tokenizer.eot_id,
         "eot_token": tokenizer.identity["eot_token"],
@@ -132,11 +146,14 @@ def tokenizer_spec(tokenizer: Tokenizer) -> dict[str, Any]:
     """The tokenizer.json of any tokenizer, with its chat tokens, and nothing that adds ids to a text or cuts it."""
     identity = tokenizer.identity
     spec = gpt2_spec(tokenizer) if identity["kind"] == "gpt2" else json.loads(identity["json"])
-    known = {token["content"] for token in spec["added_tokens"]}
-    for role, i in (tokenizer.chat_ids or {}).items():
-        if f"<|{role}|>" not in known:
+    roles = {f"<|{role}|>": i for role, i in (tokenizer.chat_ids or {}).items()}
+    needed = {identity["eot_token"]: tokenizer.eot_id} | roles  # the others' ways to find a special token in a template
+    kept = [token for token in spec["added_tokens"] if token["content"] not in roles]
+    for content, i in needed.items():
+        if content not in {token["content"] for token in kept}:
             flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-            spec["added_tokens"].append({"id": i, "content": f"<|{role}|>", **flags, "special": True})
+            kept.append({"id": i, "content": content, **flags, "special": True})
+    spec["added_tokens"] = sorted(kept, key=lambda token: token["id"])
     return spec | {"post_processor": None, "padding": None, "truncation": None}
 
 

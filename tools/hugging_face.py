@@ -93,10 +93,16 @@ def load_back(folder: Path) -> GPT:
     return build_model(load_hugging_face(folder), folder).eval()
 
 
-def check_by_transformers(folder: Path, probes: dict[str, list[int]], ids: torch.Tensor) -> torch.Tensor | None:
+def check_by_transformers(
+    folder: Path,
+    probes: dict[str, list[int]],
+    conversation: tuple[list[dict[str, str]], list[int]] | None,
+    ids: torch.Tensor,
+) -> torch.Tensor | None:
     """Logits (1, T, V) that transformers computes of ids (1, T); None where it is not installed.
 
-    Raises UserError unless its tokenizer gives the same ids as ours for all probe texts.
+    Raises UserError unless its tokenizer gives the same ids as ours for all probe texts and for the messages of a
+    conversation with the beginning of an answer.
     """
     if importlib.util.find_spec("transformers") is None:
         print("not checked with transformers: pip install transformers", file=sys.stderr)
@@ -106,11 +112,15 @@ def check_by_transformers(folder: Path, probes: dict[str, list[int]], ids: torch
 
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    for text, wanted in probes.items():
-        if tokenizer(text)["input_ids"] != wanted:
+    readings = [(text, wanted, tokenizer(text)["input_ids"]) for text, wanted in probes.items()]
+    if conversation:
+        theirs = tokenizer.apply_chat_template(conversation[0], add_generation_prompt=True, return_dict=False)
+        readings.append(("a conversation", conversation[1], theirs))
+    for text, ours, theirs in readings:
+        if ours != theirs:
             raise UserError(
-                f"transformers reads {text!r} as {tokenizer(text)['input_ids']}, not as {wanted}: the model's "
-                "tokenizer.json does something that does not travel"
+                f"transformers reads {text!r} as {theirs}, not as {ours}: the model's tokenizer.json does something "
+                "that does not travel"
             )
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -30,7 +30,7 @@ class Questions:
     prompt: list[int]  # ids to continue, always by the most likely token
     new_tokens: int
     scored: list[list[int]]  # windows of ids, each one predicted from those before it in its window
-    conversation: list[dict[str, str]] | None = None  # to put in the template and tokenize
+    conversations: list[list[dict[str, str]]]  # to put in the template and tokenize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Answers:
     continuation: list[int]
     text: str  # of the continuation
     scores: list[list[float | None]]  # log-probability of each id of a window but its first, see `log_probability`
-    conversation: list[int] | None
+    conversations: list[list[int]]
 
 
 def has_llama() -> bool:
@@ -87,7 +87,7 @@ def answer(path: str, context: int, questions: Questions) -> Answers:
         continuation=written["tokens"],
         text=written["content"],
         scores=scores,
-        conversation=server.conversation(questions.conversation) if questions.conversation else None,
+        conversations=[server.conversation(messages) for messages in questions.conversations],
     )
 
 
