@@ -8,7 +8,6 @@ Out: a file that appears whole or not at all, loads with weights_only=True, and 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import re
@@ -22,12 +21,11 @@ import torch
 
 from chat import restore_tokenizer
 from configurator import UserError
-from dataset import release_lock, take_lock
+from dataset import read_character_vocabulary, release_lock, take_lock
 from model import GPT, GPTConfig
 from tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
-OPENAI_MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 MASKS = (".attn.bias", ".attn.masked_bias")  # the causal mask that older files hold, not a parameter
 PREFIXES = ("_orig_mod.", "module.")  # left by torch.compile and DistributedDataParallel, in any nesting
 
@@ -135,9 +133,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(
-            f"no checkpoint at {path}: train one first (./start_train.sh), or name another by --checkpoint="
-        )
+        raise UserError(f"no checkpoint at {path}: train one first (./start_train.sh), or name the file of another")
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -158,7 +154,26 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     weights = {name: tensor for name, tensor in weights.items() if not name.endswith(MASKS)}
     if "transformer.wte.weight" in weights:  # the head is the same matrix, and some files leave it out
         weights.setdefault("lm_head.weight", weights["transformer.wte.weight"])
-    return state | {"model": weights}
+    state = state | {"model": weights}
+    settings = state.get("config")
+    if isinstance(settings, dict) and isinstance(settings.get("dataset"), str):
+        adopt_characters(state, Path("data") / settings["dataset"])  # where nanoGPT looks
+    return state
+
+
+def adopt_characters(state: dict[str, Any], folder: Path) -> None:
+    """Gives nanoGPT's model of characters, whose file does not name them, those of its data folder, and a row for the end
+    of a text: the mean of the others, whose logit is their mean. So it is never the most likely, and at most one in n.
+    """
+    rows = state["model"].get("lm_head.weight")
+    if state.get("tokenizer") is not None or rows is None or not (folder / "meta.pkl").is_file():
+        return
+    vocabulary = read_character_vocabulary(folder / "meta.pkl")
+    if vocabulary["eot_id"] == len(rows):
+        longer = torch.cat([rows, rows.mean(0, keepdim=True)])
+        state["model"] |= {"lm_head.weight": longer, "transformer.wte.weight": longer}
+        state["model_args"]["vocab_size"] = len(longer)
+        state["tokenizer"] = vocabulary["tokenizer"]
 
 
 def check_contents(state: Any, path: Path) -> None:
@@ -188,15 +203,24 @@ def first_line(error: Exception) -> str:
 
 
 def load_run(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The state to go on from: last.pt, or previous.pt where that is damaged, with one line that says so."""
-    last, previous = folder / "last.pt", folder / "previous.pt"
+    """The state to go on from: last.pt, or previous.pt where that is damaged, with one line that says so.
+
+    The state of previous.pt has that name as `read_from`: last.pt must not take its place then.
+    """
+    last, previous, foreign = folder / "last.pt", folder / "previous.pt", folder / "ckpt.pt"
     if not last.is_file() and not previous.is_file():
-        raise UserError(f"no run to resume in {folder}: it has no last.pt (--out_dir= names another folder)")
+        hint = (
+            f"--init_from={foreign} starts from nanoGPT's weights" if foreign.is_file() else "--out_dir= names another"
+        )
+        raise UserError(f"no run to resume in {folder}: it has no last.pt ({hint})")
     try:
+        if not last.is_file():
+            raise UserError(f"there is no {last}")
         return check_run(load_checkpoint(last), last), []
     except UserError as error:
         try:
-            return check_run(load_checkpoint(previous), previous), [f"going on from previous.pt: {error}"]
+            state = check_run(load_checkpoint(previous), previous)
+            return state | {"read_from": previous.name}, [f"going on from previous.pt: {error}"]
         except UserError as second:
             best = folder / "my_own_llm.pt"
             left = f"; {best} can still write text, and start a new run by --init_from={best}" if best.is_file() else ""
@@ -215,7 +239,11 @@ def check_run(state: dict[str, Any], path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def lock_run_folder(folder: Path) -> Iterator[None]:
-    """Keeps the run folder for this process. Raises UserError when another training has it."""
+    """Makes the run folder and keeps it for this process. Raises UserError when another training has it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"out_dir={folder} is, or lies in, something that is no folder: name another") from error
     with open(folder / ".lock", "w", encoding="utf-8") as lock:
         if not take_lock(lock):
             raise UserError(f"another training is at work in {folder}: wait for it, or use another --out_dir=")
@@ -223,65 +251,6 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
             yield
         finally:
             release_lock(lock)
-
-
-def load_weights(source: str) -> dict[str, Any]:
-    """`model` and `model_args` from what init_from names: a checkpoint file, a Hugging Face GPT-2 folder, or one of
-    OpenAI's models (gpt2, gpt2-medium, gpt2-large, gpt2-xl), fetched from the hub. Raises UserError.
-    """
-    if source in OPENAI_MODELS:
-        from huggingface_hub import constants, snapshot_download
-
-        try:
-            folder = snapshot_download(
-                f"openai-community/{source}", allow_patterns=["config.json", "model.safetensors"]
-            )
-        except Exception as error:
-            raise UserError(f"cannot load {source} from {constants.ENDPOINT}: {first_line(error)}") from error
-        return load_hugging_face(Path(folder))
-    return load_hugging_face(Path(source)) if Path(source).is_dir() else load_checkpoint(Path(source))
-
-
-def load_hugging_face(folder: Path) -> dict[str, Any]:
-    """A GPT-2 in transformers' layout, whose four linear layers of a block are stored transposed (Conv1D)."""
-    from safetensors.torch import load_file
-
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        weights = load_file(folder / "model.safetensors")
-    except Exception as error:  # safetensors raises its own kind
-        raise UserError(f"{folder} is no folder with a GPT-2's config.json and model.safetensors: {error}") from error
-    gelu = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "exact"}.get(config.get("activation_function"))
-    plain = {
-        "model_type": "gpt2",
-        "layer_norm_epsilon": 1e-5,
-        "scale_attn_by_inverse_layer_idx": False,
-        "n_inner": None,
-    }
-    odd = {key: config[key] for key, value in plain.items() if config.get(key, value) != value}
-    if config.get("n_inner") == 4 * config.get("n_embd", 0):
-        odd.pop("n_inner", None)
-    if odd or gelu is None:
-        odd = odd or {"activation_function": config.get("activation_function")}
-        raise UserError(f"{folder}/config.json has {odd}, which this GPT-2 does not do")
-    state = {}
-    for name, tensor in weights.items():
-        name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
-        if not name.endswith(MASKS):
-            transposed = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
-            state[name] = tensor.float().t().contiguous() if transposed else tensor.float()
-    state["lm_head.weight"] = state["transformer.wte.weight"]
-    rows, width = state["lm_head.weight"].shape
-    positions = state["transformer.wpe.weight"].shape[0]
-    heads = {"n_layer": config["n_layer"], "n_head": config["n_head"], "n_embd": width, "bias": True, "gelu": gelu}
-    return {"model": state, "model_args": {"block_size": positions, "vocab_size": rows} | heads}
-
-
-def crop_context(state: dict[str, Any], block_size: int) -> None:
-    """Gives a checkpoint's model a shorter context, by leaving its last positions away."""
-    positions = state["model"]["transformer.wpe.weight"]
-    state["model"]["transformer.wpe.weight"] = positions[:block_size].clone()
-    state["model_args"]["block_size"] = block_size
 
 
 def strip_prefixes(name: str) -> str:

@@ -26,6 +26,7 @@ import torch
 from cards import CARDS, card_of_device
 from configurator import UserError
 
+GIVE_WAY_SECONDS = 10  # until a launcher has seen a process end
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -163,6 +164,19 @@ def stop_ranks() -> None:
     """Leaves the group of processes."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def give_way(always: bool = False) -> None:
+    """Waits while the first process, or the first of this machine, tells a fault of all; the launcher ends the others."""
+    later = bool(int(os.environ.get("RANK", 0))) + 2 * bool(int(os.environ.get("LOCAL_RANK", 0)))
+    time.sleep(GIVE_WAY_SECONDS * (later or always))
+
+
+def is_lost_process(error: BaseException) -> bool:
+    """Whether an exception says that another process of the run is gone."""
+    told = str(error)
+    known = isinstance(error, torch.distributed.DistError) if torch.distributed.is_available() else False
+    return known or "by peer" in told or "gloo/transport" in told
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:

@@ -92,6 +92,8 @@ class TrainConfig:
                 raise UserError(f"{key}={getattr(self, key)} must not be negative")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and 0 <= self.dropout < 1):
             raise UserError(f"beta1={self.beta1}, beta2={self.beta2} and dropout={self.dropout} go from 0 to below 1")
+        if not 0 <= self.seed < 1 << 32:
+            raise UserError(f"seed={self.seed} is not from 0 to {(1 << 32) - 1:,}: each of these is a run of its own")
         if self.n_embd % self.n_head:
             raise UserError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}: change one of them")
         if self.min_lr is not None and self.min_lr > self.learning_rate:
@@ -137,16 +139,13 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from budget import Load, load_of, opening_lines, optimizer_bytes, sizes_that_fit, vocabulary_rows
+from budget import Load, load_of, opening_lines, optimizer_bytes, sizes_that_fit, tensor_bytes, vocabulary_rows
 from chat import restore_tokenizer
 from checkpoint import (
     FORMAT_VERSION,
     BackgroundSaver,
     build_model,
-    crop_context,
-    foreign_defaults,
     load_run,
-    load_weights,
     lock_run_folder,
 )
 from dataset import TokenData, write_atomically
@@ -156,6 +155,8 @@ from device import (
     choose_device,
     compile_obstacle,
     first_that_runs,
+    give_way,
+    is_lost_process,
     is_out_of_memory,
     least_over_ranks,
     seed_streams,
@@ -166,13 +167,14 @@ from device import (
 from diagnostics import RunFacts, find_warnings, repeated_ngrams
 from model import GPT, GPTConfig, Sampler, flops_per_token, generate, parameter_count
 from optimizer import cosine_schedule, make_optimizer
+from origin import check_same_data, check_tokenizer, data_identity, load_weights, resumed_settings, shape_of_checkpoint
 from pairs import open_data
 from progress import RunLog, format_duration, import_wandb, perplexity
 from sharding import beside, compile_blocks, for_generation, gather, here, shard, spread, whole
 
-SHAPE_KEYS = ("block_size", "n_layer", "n_head", "n_embd", "bias", "gelu")  # cannot change when a run goes on
 BAD_STEPS = 5  # steps in a row with a loss or gradient that is not finite, until the run gives up
 BAD_STEPS_FLOAT16 = 25  # its scaler starts at 2 ** 16 and halves at each overflow
+HOPELESS = 1.5  # of the free memory of a CPU; what is swapped out gives no more than that
 SAMPLE_TOKENS = 100  # written at every evaluation
 RUN_FILES = ("last.pt", "previous.pt", "my_own_llm.pt", "metrics.jsonl", "loss.png", "config.json", "samples.txt")
 
@@ -181,12 +183,22 @@ RUN_FILES = ("last.pt", "previous.pt", "my_own_llm.pt", "metrics.jsonl", "loss.p
 def main(argv: list[str]) -> int:
     """Runs the program; returns its exit code."""
     try:
-        config, device, data, state, lines, auto = set_up(argv)
+        return run(argv)
     except UserError:
-        if int(os.environ.get("RANK", 0)):
-            time.sleep(30)  # every process finds the same fault; the first one tells it, and the launcher then ends all
-            return 2
+        give_way()
         raise
+    except RuntimeError as error:
+        if not is_lost_process(error):
+            raise
+        give_way(always=True)
+        raise UserError(
+            "another process of this run ended, see its own message: --init_from=resume goes on from the last checkpoint"
+        ) from error
+
+
+def run(argv: list[str]) -> int:
+    """Sets up, trains or evaluates, and leaves nothing behind."""
+    config, device, data, state, lines, auto = set_up(argv)
     folder, resuming = Path(config.out_dir), config.init_from == "resume"
     if resuming and not config.eval_only and state["iter_num"] >= config.max_iters:
         if device.is_main:
@@ -194,24 +206,24 @@ def main(argv: list[str]) -> int:
         return 0
     with contextlib.ExitStack() as stack:
         if device.is_main and not config.eval_only:
-            folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock_run_folder(folder))
             if not resuming:
                 clear_run_folder(folder, config.overwrite)
         start_ranks(device, config.backend)
-        stack.callback(stop_ranks)
         try:
-            trainer = Trainer(config, device, data, state)
+            trainer = Trainer(config, device, data, state, auto)
             del state  # its optimizer state would fill main memory until the end
             if auto:
                 trainer.choose_batch_size()
             if device.is_main:
                 print("\n".join([*lines, *trainer.describe()]), flush=True)
-            return trainer.evaluate_only() if config.eval_only else trainer.run()
+            code = trainer.evaluate_only() if config.eval_only else trainer.run()
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise UserError(out_of_memory_advice(config, device)) from error
             raise
+        stop_ranks()  # not after an error: the others would meet a closed connection before they are ended
+        return code
 
 
 def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, Any] | None, list[str], bool]:
@@ -223,7 +235,7 @@ def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, A
         if given.get("init_from") != "resume":
             return {}
         state, notes = load_run(Path(given.get("out_dir", TrainConfig.out_dir)))
-        return resumed_settings(state, given)
+        return resumed_settings(TrainConfig, state, given)
 
     config, origins = load_config(TrainConfig, argv, __doc__, settings_of_run)
     if config.wandb_log:
@@ -247,12 +259,10 @@ def set_up(argv: list[str]) -> tuple[TrainConfig, Device, TokenData, dict[str, A
             f"{device.world_size} processes: use a multiple of {device.world_size}"
         )
     data = open_data(Path(config.data_dir) / config.dataset, config.block_size, config.seed)
-    theirs, ours = (state or {}).get("tokenizer"), data.meta["tokenizer"]
-    if config.init_from != "resume" and theirs and theirs.get("sha256") != ours.get("sha256"):
-        raise UserError(
-            f"{config.init_from} was trained with the tokenizer {theirs['name']}, {data.folder} was prepared with "
-            f"{ours['name']}, another one: prepare the data with the model's (its tokenizer.json lies beside its data)"
-        )
+    if config.init_from == "resume":
+        check_same_data(state, data, Path(config.out_dir))
+    elif state is not None:
+        check_tokenizer(state, config.init_from, data)
     return config, device, data, state, lines, auto
 
 
@@ -264,36 +274,6 @@ def usual_batch_size(argv: list[str], state: dict[str, Any] | None) -> int:
     words = [word for word in argv if word.replace("-", "_").partition("=")[0] != "__batch_size"]
     usual = load_config(TrainConfig, words, "", lambda given: stored)[0].batch_size
     return TrainConfig.batch_size if usual == "auto" else usual
-
-
-def resumed_settings(state: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run that goes on, below those given now. Raises UserError where these ask for another shape."""
-    known = {field.name for field in dataclasses.fields(TrainConfig)} - {"out_dir", "init_from", "overwrite"}
-    stored = {key: value for key, value in state["config"].items() if key in known}
-    for key in (*SHAPE_KEYS, "optimizer"):
-        if key in given and given[key] != stored.get(key, given[key]):
-            raise UserError(
-                f"{key}={given[key]} differs from the {stored[key]} of the run in last.pt, and a run cannot change it: "
-                f"leave --{key} away, or start another run with --out_dir="
-            )
-    return stored
-
-
-def shape_of_checkpoint(config: TrainConfig, origins: dict[str, str], state: dict[str, Any]) -> TrainConfig:
-    """The settings with the shape of the weights to start from. Raises UserError where a flag asks for another.
-
-    A shorter context than theirs is cut to.
-    """
-    shape = foreign_defaults(state) | state["model_args"]
-    if "block_size" in origins and config.block_size < shape["block_size"]:
-        crop_context(state, config.block_size)
-        shape["block_size"] = config.block_size
-    for key in SHAPE_KEYS:
-        if key in origins and getattr(config, key) != shape[key]:
-            raise UserError(
-                f"{key}={getattr(config, key)}, but {config.init_from} has {key}={shape[key]}: leave --{key} away"
-            )
-    return dataclasses.replace(config, **{key: shape[key] for key in SHAPE_KEYS})
 
 
 def clear_run_folder(folder: Path, overwrite: bool) -> None:
@@ -310,26 +290,35 @@ def clear_run_folder(folder: Path, overwrite: bool) -> None:
 
 
 def out_of_memory_advice(config: TrainConfig, device: Device) -> str:
-    """What was tried and what to change, the mildest first."""
-    tried = (
-        f"batch_size={config.batch_size} block_size={config.block_size} n_layer={config.n_layer} n_embd={config.n_embd}"
-    )
+    """What was tried and what to change."""
     memory = f" of {device.memory_bytes / 2**30:.1f} GiB" if device.memory_bytes else ""
-    steps = []
-    if config.batch_size > 1:
-        halved, doubled = config.batch_size // 2, config.gradient_accumulation_steps * 2
-        steps.append(f"--batch_size={halved} --gradient_accumulation_steps={doubled} (the same batch in smaller parts)")
+    return f"memory{memory} on {device.name} ran out with {what_takes_memory(config)}. {ways_to_save_memory(config)}"
+
+
+def what_takes_memory(config: TrainConfig) -> str:
+    """The settings that it hangs on."""
+    return " ".join(f"{key}={getattr(config, key)}" for key in ("batch_size", "block_size", "n_layer", "n_embd"))
+
+
+def ways_to_save_memory(config: TrainConfig, parts: int = 2) -> str:
+    """What to change, the mildest first: the micro-batch in so many parts."""
+    steps, parts = [], min(parts, config.batch_size)
+    if parts > 1:
+        smaller, more = config.batch_size // parts, config.gradient_accumulation_steps * parts
+        steps.append(f"--batch_size={smaller} --gradient_accumulation_steps={more} (the same batch in smaller parts)")
     if not config.gradient_checkpointing:
         steps.append("--gradient_checkpointing=true (a third slower)")
     steps.append("a smaller model (config/train_gpt2_small.py, or fewer --n_layer)")
-    return f"memory{memory} on {device.name} ran out with {tried}. In this order: " + "; then ".join(steps)
+    return "In this order: " + "; then ".join(steps)
 
 
 class Trainer:
     """One run: model, optimizer, data and counters, and the steps over them."""
 
-    def __init__(self, config: TrainConfig, device: Device, data: TokenData, state: dict[str, Any] | None) -> None:
-        self.config, self.device, self.data = config, device, data
+    def __init__(
+        self, config: TrainConfig, device: Device, data: TokenData, state: dict[str, Any] | None, auto: bool = False
+    ) -> None:
+        self.config, self.device, self.data, self.auto = config, device, data, auto
         self.folder, self.tokenizer = Path(config.out_dir), restore_tokenizer(data.meta["tokenizer"], data.folder)
         self.step, self.tokens, self.elapsed_seconds, self.best_val_loss = 0, 0, 0.0, math.inf
         self.wandb_id: str | None = None
@@ -344,7 +333,7 @@ class Trainer:
         self.model = self.make_model(state)
         betas = (config.beta1, config.beta2)
         self.optimizer = make_optimizer(self.model, config.optimizer, config.learning_rate, betas, config.weight_decay)
-        self.evaluations_since_best = 0
+        self.evaluations_since_best, self.last_is_damaged = 0, False
         self.facts = RunFacts(
             parameter_count(self.model.config),
             data.tokens["train"],
@@ -381,11 +370,13 @@ class Trainer:
         if state is None:
             rows = vocabulary_rows(self.data.vocab_size)
             shape = GPTConfig(c.block_size, rows, c.n_layer, c.n_head, c.n_embd, c.dropout, c.bias, c.gelu)
+            self.refuse_what_cannot_fit(shape)
             model = GPT(shape)
         else:
             state["model_args"]["dropout"] = c.dropout
             source = self.folder / "last.pt" if c.init_from == "resume" else Path(c.init_from)
             model = build_model(state, source)
+            self.refuse_what_cannot_fit(model.config)
             if model.config.vocab_size < self.data.vocab_size:
                 raise UserError(
                     f"{source} has {model.config.vocab_size:,} rows of vocabulary, too few for the "
@@ -397,35 +388,31 @@ class Trainer:
             shard(model, self.device.kind, self.device.world_size)
         return model.to(self.device.torch).train()
 
+    def refuse_what_cannot_fit(self, shape: GPTConfig) -> None:
+        """Raises UserError for a run that a CPU has no memory for, which the system would kill without a word."""
+        c, d, room = self.config, self.device, self.device.room_bytes
+        load, parts = load_of(c, shape, self.data.vocab_size, d.kind, d.world_size), 1
+        needed = tensor_bytes(load.with_batch(1) if self.auto else load)
+        if d.kind == "cpu" and room and needed > HOPELESS * room and not c.eval_only:
+            while parts < c.batch_size and tensor_bytes(load.with_batch(max(1, c.batch_size // parts))) > room:
+                parts *= 2
+            raise UserError(
+                f"{what_takes_memory(c)} would take about {needed / 2**30:,.1f} GiB, and {room / 2**30:.1f} are free. "
+                f"{ways_to_save_memory(c, parts)}"
+            )
+
     def restore(self, state: dict[str, Any]) -> None:
         """Takes the optimizer, the scaler and the counters over; settings given now win over the optimizer's own."""
-        then, now = state["data"], self.data_identity()
-        changed = [f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key]]
-        if changed:
-            raise UserError(
-                f"{self.data.folder} is not what {self.folder}/last.pt was trained on: {'; '.join(changed)}: prepare the "
-                "same data again, or start from these weights by --init_from=PATH with another --out_dir"
-            )
         fresh = [dict(group) for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(spread(state["optimizer"], self.optimizer))
         for group, settings in zip(self.optimizer.param_groups, fresh, strict=True):
             group.update({key: settings[key] for key in ("betas", "weight_decay", "lr") if key in settings})
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.best_val_loss = state["iter_num"], state["best_val_loss"]
+        self.last_is_damaged = "read_from" in state
         self.tokens, self.elapsed_seconds = state["tokens"], state["elapsed_seconds"]
         self.wandb_id, self.evaluations_since_best = state["wandb_id"], state["evaluations_since_best"]
         self.evaluation_due = state["evaluation_due"]
-
-    def data_identity(self) -> dict[str, Any]:
-        """What makes two data sets the same to a run."""
-        train = self.data.meta["splits"]["train"]
-        tokenizer = self.data.meta["tokenizer"]
-        return {
-            "train_tokens": train["tokens"],
-            "train_sha256": train.get("sha256"),
-            "vocab_size": self.data.vocab_size,
-            "tokenizer": tokenizer.get("sha256", tokenizer["kind"]),
-        }
 
     def describe(self) -> list[str]:
         """What a person should know before the first step."""
@@ -539,12 +526,15 @@ class Trainer:
         self.tokens += c.tokens_per_step
         self.saved = False
         self.signals.agree()
-        if self.step % c.log_interval == 0 or self.step == 1:
+        due = [self.step % interval == 0 for interval in (c.log_interval, c.eval_interval, c.checkpoint_interval)]
+        if any(due):
+            self.give_up_when_not_finite(loss, norm)
+        if due[0] or self.step == 1:
             self.log_step(loss, norm, lr)
         self.log.bar.update(1)
-        if self.step % c.eval_interval == 0 or self.step == c.max_iters:
+        if due[1] or self.step == c.max_iters:
             self.evaluate_and_save()
-        if self.step % c.checkpoint_interval == 0:
+        if due[2]:
             self.save_state()
 
     @property
@@ -615,11 +605,15 @@ class Trainer:
 
     # --- what is told and kept ---------------------------------------------------------------------------------
 
+    def give_up_when_not_finite(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
+        """Ends a run that has left out several steps in a row; the device is waited for."""
+        bad_steps = int(self.bad_steps)
+        if bad_steps >= (BAD_STEPS_FLOAT16 if self.scaler.is_enabled() else BAD_STEPS):
+            raise self.diverged(f"loss {loss.item()} and gradient norm {norm.item()}, {bad_steps} steps in a row")
+
     def log_step(self, loss: torch.Tensor, norm: torch.Tensor, lr: float) -> None:
         """Writes one training event; this is where the device is waited for."""
-        mean, bad_steps = loss.item(), int(self.bad_steps)
-        if bad_steps >= (BAD_STEPS_FLOAT16 if self.scaler.is_enabled() else BAD_STEPS):
-            raise self.diverged(f"loss {mean} and gradient norm {norm.item()}, {bad_steps} steps in a row")
+        mean = loss.item()
         now, (then, tokens_then) = time.monotonic(), self.mark
         rate = (self.tokens - tokens_then) / max(now - then, 1e-9)
         self.mark, self.elapsed_seconds = (now, self.tokens), now - self.started
@@ -689,8 +683,8 @@ class Trainer:
         counters = {"tokens": self.tokens, "elapsed_seconds": self.elapsed_seconds, "wandb_id": self.wandb_id}
         counters |= {"evaluations_since_best": self.evaluations_since_best, "evaluation_due": self.evaluation_due}
         learned = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
-        self.save("last.pt", self.model_state() | learned | counters, "previous.pt")
-        self.saved = True
+        self.save("last.pt", self.model_state() | learned | counters, None if self.last_is_damaged else "previous.pt")
+        self.saved, self.last_is_damaged = True, False
         self.log.event("checkpoint", self.step, path="last.pt")
         self.skip_pause(paused)
 
@@ -724,7 +718,7 @@ class Trainer:
             "best_val_loss": self.best_val_loss,
             "config": dataclasses.asdict(self.config),
             "tokenizer": dict(self.tokenizer.identity),
-            "data": self.data_identity(),
+            "data": data_identity(self.data),
         }
 
     def finish(self) -> None:

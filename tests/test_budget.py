@@ -24,6 +24,7 @@ from configurator import load_config
 from device import Device, available_memory, first_that_runs
 from model import GPT, GPTConfig, flops_per_token, parameter_count
 from optimizer import make_optimizer
+from origin import SHAPE_KEYS
 from tools import estimate_budget
 
 SMALL = GPTConfig(block_size=32, vocab_size=200, n_layer=2, n_head=2, n_embd=48)
@@ -246,7 +247,7 @@ def test_every_setting_that_changes_memory_changes_the_estimate():
 
     def needed(*words: str, processes: int = 1) -> int:
         settings, _ = load_config(train.TrainConfig, list(words))
-        shape = GPTConfig(**{key: getattr(settings, key) for key in train.SHAPE_KEYS}, dropout=settings.dropout)
+        shape = GPTConfig(**{key: getattr(settings, key) for key in SHAPE_KEYS}, dropout=settings.dropout)
         return peak_bytes(budget.load_of(settings, shape, 50257, settings.device, processes))
 
     usual = needed()

@@ -15,8 +15,9 @@ from conftest import TINY, assert_loud, char_tokenizer, fill_randomly, run_progr
 
 import train
 from chat import chat_tokenizer, encode_chat
-from checkpoint import FORMAT_VERSION, build_model, load_checkpoint, load_weights, save_checkpoint
+from checkpoint import FORMAT_VERSION, build_model, load_checkpoint, save_checkpoint
 from model import GPT, GPTConfig, Sampler, generate
+from origin import load_weights
 from tokenizer import CHAT_TOKENS, load_gpt2, read_tokenizer_json, train_tokenizer
 from tools import export_model, gguf_file, hugging_face
 from tools.export_subject import CONVERSATION, PROBES, gpt2_spec

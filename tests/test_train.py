@@ -446,7 +446,8 @@ def make_hugging_face_folder(folder: Path, activation: str = "gelu_new", positio
 def test_a_hugging_face_folder_gives_the_same_logits(tmp_path, activation, gelu):
     from transformers import GPT2LMHeadModel
 
-    from checkpoint import build_model, load_weights
+    from checkpoint import build_model
+    from origin import load_weights
 
     make_hugging_face_folder(tmp_path, activation)
     model = build_model(load_weights(str(tmp_path)), tmp_path)

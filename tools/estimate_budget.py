@@ -61,15 +61,16 @@ from budget import (
     vocabulary_rows,
 )
 from cards import CARDS, card_of_device, card_of_person
-from checkpoint import OPENAI_MODELS, load_run, load_weights
+from checkpoint import load_run
 from dataset import GPT2_VOCABULARY
 from device import available_memory
 from model import GPTConfig, flops_per_token, parameter_count
+from origin import OPENAI_MODELS, SHAPE_KEYS, load_weights, resumed_settings
 from pairs import open_data
 from progress import read_metrics
 from tools.budget_advice import advice, data_report
 from tools.budget_text import print_report
-from train import SHAPE_KEYS, TrainConfig, resumed_settings, usual_batch_size
+from train import TrainConfig, usual_batch_size
 
 OPENAI_SHAPES = {
     "gpt2": (12, 12, 768),
@@ -106,7 +107,7 @@ def read_settings(argv: list[str]) -> tuple[Any, dict[str, str], dict[str, Any] 
         if given.get("init_from") != "resume":
             return {}
         state, _ = load_run(Path(given.get("out_dir", TrainConfig.out_dir)))
-        return resumed_settings(state, given)
+        return resumed_settings(TrainConfig, state, given)
 
     settings, origins = load_config(Settings, argv, __doc__, settings_of_run)
     if settings.batch_size == "auto":

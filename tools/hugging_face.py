@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from checkpoint import build_model, load_hugging_face
+from checkpoint import build_model
 from configurator import UserError
 from model import GPT
+from origin import load_hugging_face
 from tools.gguf_file import complete_weights
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}

@@ -19,18 +19,12 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from checkpoint import (
-    OPENAI_MODELS,
-    build_model,
-    checkpoint_tokenizer,
-    load_checkpoint,
-    load_hugging_face,
-    load_weights,
-)
+from checkpoint import build_model, checkpoint_tokenizer, load_checkpoint
 from configurator import UserError
 from dataset import TokenData
 from device import Device
 from model import GPT, KeyValueCache
+from origin import OPENAI_MODELS, load_hugging_face, load_weights
 from tokenizer import END_OF_TEXT, TiktokenTokenizer, Tokenizer, load_gpt2, read_tokenizer_json
 
 LOGITS = 1 << 25  # numbers of a part of the logits: 128 MB in float32
