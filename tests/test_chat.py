@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import read_events
+from conftest import ROOT, read_events
 
 import prepare
 import sample
@@ -265,14 +267,14 @@ def chat_run(tmp_path_factory) -> Path:
     words = "red green blue white black brown pink grey".split()
     rows = [pair(f"What colour has number {i}?", f"Number {i} is {word}.") for i, word in enumerate(words)]
     Path("text.txt").write_text("".join(f"{r['question']} {r['answer']}\n" for r in rows) * 30)
-    Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 4))
+    Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     base = ["--input=text.txt", "--dataset=base", "--num_proc=1", "--tokenizer=train", "--vocab_size=300"]
     assert prepare.main(base) == 0
     shape = ["--n_layer=2", "--n_head=2", "--n_embd=64", "--block_size=64", "--dropout=0", "--batch_size=8"]
     short = ["--eval_iters=2", "--learning_rate=3e-3"]
     assert train.main([*SHAPE, *shape, *short, "--dataset=base", "--out_dir=out/base", "--max_iters=60"]) == 0
     pairs = ["--input=pairs.jsonl", "--dataset=pairs", "--num_proc=1", "--chat=true"]
-    assert prepare.main([*pairs, "--tokenizer=data/base/tokenizer.json", "--val_fraction=0.25"]) == 0
+    assert prepare.main([*pairs, "--tokenizer=data/base/tokenizer.json", "--val_fraction=0"]) == 0
     config = str(Path(train.__file__).parent / "config/finetune_chat.py")
     flags = ["--dataset=pairs", "--init_from=out/base/my_own_llm.pt", "--out_dir=out/chat", "--max_iters=160"]
     assert train.main([config, *SHAPE, *short, *flags, "--dropout=0", "--log_interval=1", "--batch_size=4"]) == 0
@@ -294,6 +296,53 @@ def test_loss_is_the_sum_over_counted_tokens_by_their_number(chat_run) -> None:
     assert read_events(chat_run / "out/chat", "train")[0]["loss"] == pytest.approx(total / count, rel=1e-5)
     losses = [event["val_loss"] for event in read_events(chat_run / "out/chat", "eval")]
     assert losses[-1] < 0.3 < 2 < losses[0]
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_learns(chat_run, monkeypatch) -> None:
+    """H62 across ranks, over gloo: answers of one to some sixty tokens, so that every rank has another number of them."""
+    monkeypatch.chdir(chat_run)
+    rows = [pair(f"{i}", "red " * (1 + i * 7 % 15)) for i in range(24)]
+    make(chat_run, rows * 2, f"--tokenizer={chat_run}/data/base/tokenizer.json", "--val_fraction=0.5", name="uneven")
+    flags = [*SHAPE, "--dataset=uneven", "--init_from=out/base/my_own_llm.pt", "--batch_size=1", "--max_iters=4"]
+    flags += ["--log_interval=1", "--dropout=0", "--learning_rate=1e-3", "--gradient_accumulation_steps=4"]
+    assert train.main([*flags, "--out_dir=out/one"]) == 0
+    launch = [
+        sys.executable,
+        str(ROOT / "tools/launch.py"),
+        "--standalone",
+        "--nproc_per_node=2",
+        str(ROOT / "train.py"),
+    ]
+    done = subprocess.run([*launch, *flags, "--out_dir=out/two", "--backend=gloo"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    data = open_data(chat_run / "data/uneven", 64, train.TrainConfig.seed)
+    first = [data.loss_weight(batch, 4, 1) for batch in range(4)]
+    assert max(first) > 2 * min(first) and sum(first) == pytest.approx(4)
+    for kind, key in (("train", "loss"), ("train", "grad_norm"), ("eval", "val_loss")):
+        one, two = ([event[key] for event in read_events(Path(f"out/{name}"), kind)] for name in ("one", "two"))
+        assert one == pytest.approx(two, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_held_out_pairs_stop_a_run_that_learns_by_heart(chat_run, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(chat_run)
+    tokenizer = f"--tokenizer={chat_run}/data/base/tokenizer.json"
+    make(
+        chat_run,
+        [pair(f"number {i}?", f"{i * 37 % 100} {i}") for i in range(12)],
+        tokenizer,
+        "--val_fraction=0.3",
+        name="held",
+    )
+    config = str(ROOT / "config/finetune_chat.py")
+    flags = ["--dataset=held", "--init_from=out/base/my_own_llm.pt", "--out_dir=out/held", "--max_iters=400"]
+    flags += ["--eval_interval=10", "--learning_rate=1e-2", "--batch_size=4", "--dropout=0"]
+    assert train.main([config, *SHAPE, *flags]) == 0
+    assert "no better validation loss in 3 evaluations: stopped early" in capsys.readouterr().out
+    losses = {event["iter"]: event["val_loss"] for event in read_events(Path("out/held"), "eval")}
+    best = load_checkpoint(Path("out/held/my_own_llm.pt"))["iter_num"]
+    assert losses[best] == min(losses.values()) and max(losses) == best + 30 < 400
 
 
 @pytest.mark.slow
