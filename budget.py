@@ -258,7 +258,8 @@ def verdict(needed: float, room: float) -> str:
 
 def batch_choices(windows: int) -> list[int]:
     """Micro-batches that a step of so many windows on one GPU can be cut into, the largest first."""
-    return [size for size in range(windows, 0, -1) if windows % size == 0]
+    small = [size for size in range(1, math.isqrt(windows) + 1) if windows % size == 0]
+    return sorted({*small, *(windows // size for size in small)}, reverse=True)
 
 
 def sizes_that_fit(load: Load, room: float | None) -> list[int]:
@@ -293,12 +294,11 @@ def run_seconds(load: Load, settings: Any, flops_per_second: float, bandwidth: f
     """
     shape, steps = load.shape, settings.max_iters
     forward = 2 * 12 * shape.n_layer * shape.n_embd**2 + 4 * shape.n_layer * shape.n_embd * shape.block_size
-    tokens = load.tokens * load.micro_steps * load.processes
     evaluated = 2 * settings.eval_iters * load.tokens * (steps // settings.eval_interval + 1)
     seconds = {"training": steps * step_flops(load) / flops_per_second}
     seconds["evaluation"] = evaluated * flops_per_token(shape) / 3 / flops_per_second
     if load.gradient_checkpointing:
-        seconds["computing again"] = steps * tokens * forward / flops_per_second
+        seconds["computing again"] = forward / flops_per_token(shape) * seconds["training"]
     if bandwidth:
         seconds["optimizer"] = steps * 28 * parameter_count(shape) / load.parts / bandwidth
     return seconds

@@ -41,6 +41,7 @@ if __name__ == "__main__":
     answer_help(EstimateConfig, sys.argv[1:], __doc__)  # before PyTorch is imported, which takes two seconds
 
 import json
+import re
 
 import torch
 
@@ -53,34 +54,27 @@ from budget import (
     load_of,
     memory_items,
     peak_bytes,
-    run_seconds,
     saved_activations,
     step_flops,
     step_moments,
     verdict,
     vocabulary_rows,
 )
-from cards import CARDS, card_of_device, card_of_person
+from cards import CARDS, USABLE, card_of_device, card_of_person
 from checkpoint import load_run
 from dataset import GPT2_VOCABULARY
 from device import available_memory
 from model import GPTConfig, flops_per_token, parameter_count
 from origin import OPENAI_MODELS, SHAPE_KEYS, load_weights, resumed_settings
 from pairs import open_data
-from progress import read_metrics
-from tools.budget_advice import advice, data_report
-from tools.budget_text import print_report
+from tools.budget_advice import OPENAI_SHAPES, advice, data_report
+from tools.budget_text import report_lines
+from tools.budget_time import time_report
 from train import TrainConfig, usual_batch_size
 
-OPENAI_SHAPES = {
-    "gpt2": (12, 12, 768),
-    "gpt2-medium": (24, 16, 1024),
-    "gpt2-large": (36, 20, 1280),
-    "gpt2-xl": (48, 25, 1600),
-}
-USABLE = 0.98  # of the memory as sold: the rest is the driver's and error correction's
 KNOWN_CORPORA = {"wikitext103": 118_000_000}  # training tokens, rounded, for a first look before anything is prepared
 TABLE_ROWS = 8
+MOST_WINDOWS = 10**12  # in a step
 
 Settings = dataclasses.make_dataclass("Settings", [], bases=(TrainConfig, EstimateConfig), frozen=True)
 
@@ -89,17 +83,25 @@ Settings = dataclasses.make_dataclass("Settings", [], bases=(TrainConfig, Estima
 def main(argv: list[str]) -> int:
     """Runs the program; returns its exit code."""
     answer_help(EstimateConfig, argv, __doc__)
-    settings, origins, state = read_settings(argv)
-    report = build_report(settings, state)
+    settings, origins, state, auto = read_settings(argv)
+    try:
+        report = build_report(settings, state, auto)
+        lines = report_lines(report)
+    except OverflowError as error:
+        said = " ".join(f"{key}={getattr(settings, key)}" for key in origins)[:200]
+        raise UserError(f"no number holds what this run takes ({error}): look for a typing error in {said}") from error
     if settings.json:
-        print(json.dumps(report, indent=2))
+        lines = [json.dumps(report, indent=2)]
     else:
-        print_report(report, format_overrides(settings, origins))
+        lines = [*format_overrides(settings, origins), *lines]
+    print("\n".join(lines))
     return 0
 
 
-def read_settings(argv: list[str]) -> tuple[Any, dict[str, str], dict[str, Any] | None]:
-    """The settings, where each was overridden, and the checkpoint that the run would start from. Raises UserError."""
+def read_settings(argv: list[str]) -> tuple[Any, dict[str, str], dict[str, Any] | None, bool]:
+    """The settings, where each was overridden, the checkpoint that the run would start from, and whether batch_size is
+    auto. Raises UserError.
+    """
     state: dict[str, Any] | None = None
 
     def settings_of_run(given: dict[str, Any]) -> dict[str, Any]:
@@ -110,14 +112,15 @@ def read_settings(argv: list[str]) -> tuple[Any, dict[str, str], dict[str, Any] 
         return resumed_settings(TrainConfig, state, given)
 
     settings, origins = load_config(Settings, argv, __doc__, settings_of_run)
-    if settings.batch_size == "auto":
+    auto = settings.batch_size == "auto"
+    if auto:
         own = {field.name for field in dataclasses.fields(EstimateConfig)}
         words = [word for word in argv if word[2:].partition("=")[0].replace("-", "_") not in own]
         settings = dataclasses.replace(settings, batch_size=usual_batch_size(words, state))
     check(settings)
     if settings.init_from not in ("scratch", "resume", *OPENAI_MODELS):
         state = load_weights(settings.init_from)
-    return settings, origins, state
+    return settings, origins, state, auto
 
 
 def check(settings: Any) -> None:
@@ -125,6 +128,13 @@ def check(settings: Any) -> None:
     for key in ("vram", "gpus", "tokens_per_second", "data_tokens", "vocab_size"):
         if getattr(settings, key) is not None and getattr(settings, key) <= 0:
             raise UserError(f"{key}={getattr(settings, key)} must be above 0")
+    if not re.fullmatch(r"(cuda|mps|cpu)(:\d+)?|auto", settings.device):
+        raise UserError(f"device={settings.device!r} is not one of cuda, cuda:N, mps, cpu, auto")
+    if settings.batch_size * settings.gradient_accumulation_steps > MOST_WINDOWS:
+        raise UserError(
+            f"batch_size={settings.batch_size} times gradient_accumulation_steps={settings.gradient_accumulation_steps} is "
+            f"more than the {MOST_WINDOWS:.0e} windows a step that this tool divides up: lower one of them"
+        )
     for key in ("price_per_hour", "price_per_kwh"):
         if (getattr(settings, key) or 0) < 0:
             raise UserError(f"{key}={getattr(settings, key)} must not be negative")
@@ -139,16 +149,18 @@ def check(settings: Any) -> None:
         raise UserError("tokens_per_second and metrics both say how fast it goes: leave one of the two away")
 
 
-def build_report(settings: Any, state: dict[str, Any] | None) -> dict[str, Any]:
-    """All that the tool says, as plain values. Raises UserError."""
+def build_report(settings: Any, state: dict[str, Any] | None, auto: bool = False) -> dict[str, Any]:
+    """All that the tool says, as plain values; with `auto` of the largest micro-batch that fits. Raises UserError."""
     corpus = read_corpus(settings)
     shape = shape_of(settings, state, corpus["vocab_size"])
     kind = settings.device.partition(":")[0]
     if kind == "auto":
-        here = torch.cuda.is_available() or settings.gpu or settings.vram
-        kind = "cuda" if here else "cpu"
+        kind = "cuda" if torch.cuda.is_available() or settings.vram else "cpu"
+    kind = "cuda" if settings.gpu else kind
     load = load_of(settings, shape, min(corpus["vocab_size"], shape.vocab_size), kind, settings.gpus)
     card, room = find_card(settings, kind)
+    if auto and room:
+        load = load.with_batch(largest_batch(load, room) or 1)
     report = {
         "model": model_report(load),
         "memory": memory_report(load, card, room),
@@ -192,8 +204,10 @@ def find_card(settings: Any, kind: str) -> tuple[str | None, float | None]:
     if settings.gpu:
         card = card_of_person(settings.gpu)
         if card is None and settings.vram is None:
-            raise UserError(f"gpu={settings.gpu!r} is not in the table ({', '.join(CARDS)}): --vram=GB says its memory")
-        memory = CARDS[card].memory * USABLE * GIB if card else None
+            raise UserError(
+                f"gpu={settings.gpu!r} is not one card of the table ({', '.join(CARDS)}): --vram=GB instead"
+            )
+        memory = CARDS[card].usable * GIB if card else None
     elif kind == "cuda" and torch.cuda.is_available() and not settings.vram:
         properties = torch.cuda.get_device_properties(0)
         card, memory = card_of_device(properties.name), properties.total_memory
@@ -235,6 +249,7 @@ def memory_report(load: Load, card: str | None, room: float | None) -> dict[str,
     return {
         "card": card,
         "gpus": load.processes,
+        "batch_size": load.batch_size,
         "room_bytes": room and int(room),
         "peak_bytes": peak_bytes(load),
         "verdict": verdict(peak_bytes(load), room) if room else None,
@@ -243,70 +258,13 @@ def memory_report(load: Load, card: str | None, room: float | None) -> dict[str,
         "activations": saved_activations(load),
         "one_block": block_saved(load),
         "batch_sizes": rows,
-        "largest_batch_size": largest_batch(without, room) if room else None,
-        "largest_batch_size_checkpointed": largest_batch(with_checkpoints, room) if room else None,
+        "largest": {
+            key: (size := largest_batch(other, room))
+            and {"batch_size": size, "gradient_accumulation_steps": sizes[-1] // size * load.processes}
+            for key, other in (("plain", without), ("checkpointed", with_checkpoints))
+            if room
+        },
     }
-
-
-def time_report(load: Load, settings: Any, card: str | None) -> dict[str, Any]:
-    """Hours of the run on the card, or on some cards where none is named, with rent and electricity."""
-    total = settings.max_iters * step_flops(load)
-    report: dict[str, Any] = {
-        "steps": settings.max_iters,
-        "flops": total,
-        "utilisation": settings.utilisation,
-        "runs": [],
-    }
-    measured = measured_speed(settings, load)
-    if measured:
-        seconds = run_seconds(
-            dataclasses.replace(load, gradient_checkpointing=False), settings, measured * flops_per_token(load.shape)
-        )
-        report["runs"].append(costs(settings, load, card, seconds, measured))
-    elif load.kind != "cuda" or settings.dtype == "float32":
-        report["unknown"] = "no peak is known for float32 or off CUDA: give --tokens_per_second or --metrics"
-    elif settings.gpu and card is None:
-        report["unknown"] = f"{settings.gpu} is not in the table: give --tokens_per_second or --metrics"
-    else:
-        for name in [card] if card else ["RTX 3060", "RTX 3090", "RTX 4090", "A100", "H100"]:
-            peak = CARDS[name].tflops * 1e12 * load.processes
-            seconds = run_seconds(load, settings, peak * settings.utilisation, CARDS[name].bandwidth * 1e9)
-            tokens = settings.max_iters * load.tokens * load.micro_steps * load.processes
-            rate = tokens / (sum(seconds.values()) - seconds["evaluation"])
-            report["runs"].append(costs(settings, load, name, seconds, rate) | {"hours_at_peak": total / peak / 3600})
-    return report
-
-
-def measured_speed(settings: Any, load: Load) -> float | None:
-    """Tokens a second, given or from a run's metrics, there scaled to this model by the operations a token takes."""
-    if settings.metrics is None:
-        return settings.tokens_per_second
-    path = Path(settings.metrics)
-    path = path / "metrics.jsonl" if path.is_dir() else path
-    if not path.is_file():
-        raise UserError(f"metrics={settings.metrics}: there is no {path}, name a run folder or its metrics.jsonl")
-    events = read_metrics(path)
-    rates = sorted(e["tokens_per_second"] for e in events if e.get("event") == "train" and e.get("tokens_per_second"))
-    if not rates:
-        raise UserError(f"{path} holds no training step with its tokens_per_second: let the run go on for a while")
-    theirs = next((e["settings"] for e in events if e.get("event") in ("start", "resume") and "settings" in e), {})
-    sizes = {key: theirs[key] for key in SHAPE_KEYS if key in theirs}
-    return (
-        rates[len(rates) // 2] * flops_per_token(dataclasses.replace(load.shape, **sizes)) / flops_per_token(load.shape)
-    )
-
-
-def costs(settings: Any, load: Load, card: str | None, seconds: dict[str, float], rate: float) -> dict[str, Any]:
-    """A run's hours and what they cost."""
-    hours = sum(seconds.values()) / 3600
-    run = {"card": card, "tokens_per_second": rate, "hours": hours, "seconds": seconds}
-    if settings.price_per_hour is not None:
-        run["rent"] = hours * settings.price_per_hour * load.processes
-    if card and load.kind == "cuda":
-        run["kwh"] = hours * CARDS[card].watts * load.processes / 1000
-        if settings.price_per_kwh is not None:
-            run["electricity"] = run["kwh"] * settings.price_per_kwh
-    return run
 
 
 if __name__ == "__main__":
