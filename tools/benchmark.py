@@ -59,8 +59,6 @@ class BenchmarkConfig:
             raise UserError(f"what={self.what}: {unknown[0]!r} is none of all, {', '.join(SECTIONS)}")
         if not all(part.strip().isdigit() for part in self.vocabularies.split(",")):
             raise UserError(f"vocabularies={self.vocabularies!r} is not a list of whole numbers such as 50304,4096")
-        if self.peer and not (Path(self.peer) / "model.py").is_file():
-            raise UserError(f"peer={self.peer} is no checkout of nanoGPT: it has no model.py")
         for key in ("rounds", "batch_size", "block_size", "new_tokens", "megabytes", "loader_megabytes"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key}={getattr(self, key)} must be 1 or more")
@@ -123,6 +121,8 @@ def seconds_of(
 def main(argv: list[str]) -> int:
     """Measures what is asked for and prints the table as it comes."""
     config, _ = load_config(BenchmarkConfig, argv, __doc__)
+    if config.peer and not (Path(config.peer) / "model.py").is_file():
+        raise UserError(f"peer={config.peer} is no checkout of nanoGPT: it has no model.py")
     import torch
 
     from tools import benchmark_cases
