@@ -309,6 +309,27 @@ def test_llama_cpp_computes_the_same(own_tokenizer, tmp_path, capsys) -> None:
     assert unscored == {first_byte}
 
 
+def test_what_llama_cpp_computes_otherwise_is_told(own_tokenizer, tmp_path, capsys) -> None:
+    pytest.importorskip("gguf")
+    checkpoint = save_random(tmp_path, own_tokenizer, gelu="exact")
+    card = (export(checkpoint, "--format=gguf") / "README.md").read_text()
+    assert "this model was trained with the exact one" in capsys.readouterr().out and "tanh form of GELU" in card
+
+
+@pytest.mark.parametrize(
+    "flags", [["--quant=f16"], ["--format=gguf", "--quant=f16"], ["--format=gguf", "--quant=q8_0"]]
+)
+def test_numbers_beyond_a_format_are_told(own_tokenizer, tmp_path, capsys, flags) -> None:
+    checkpoint = save_random(tmp_path, own_tokenizer)
+    state = load_checkpoint(checkpoint)
+    state["model"]["transformer.h.1.mlp.c_fc.weight"] *= 1e8
+    save_checkpoint(checkpoint, state)
+    assert export_model.main([f"--checkpoint={tmp_path}", *flags]) == 2  # the run folder
+    assert f"beyond the range of {flags[-1][8:]}" in capsys.readouterr().err and os.listdir(tmp_path) == [
+        checkpoint.name
+    ]
+
+
 def test_narrow_model_falls_back_and_says_so(own_tokenizer, tmp_path, capsys, monkeypatch) -> None:
     pytest.importorskip("gguf")
     monkeypatch.setattr(export_model.llama_runner, "has_llama", lambda: False)
@@ -387,6 +408,8 @@ def test_faults_are_told(own_tokenizer, tmp_path, capsys, monkeypatch) -> None:
         (checkpoint, "--format=gguf", "--quant=q3"): ["--quant=q3", "q4_k_m"],
         (checkpoint, "--format=gguf", "--quant=q4_k_m"): ["llama-quantize", "pip install llama-cpp-python"],
         (checkpoint, "--name=../x"): ["--name=../x"],
+        (checkpoint, "--out=."): ["--out=. has no name"],
+        (checkpoint, "--out=/"): ["--out=/ has no name"],
         (checkpoint, "--dataset=nowhere"): ["no data set in data/nowhere"],
         (tmp_path / "none.pt",): ["no checkpoint at"],
         (small,): [f"{own_tokenizer.vocab_size} ids", "only 256"],

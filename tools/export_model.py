@@ -44,6 +44,10 @@ class ExportConfig:
             raise UserError(f"eval_windows={self.eval_windows} must not be negative")
         if self.name is not None and not re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name, re.ASCII):
             raise UserError(f"--name={self.name} is no file name: letters, digits, dots, dashes")
+        if self.out and self.out.rstrip("/").rpartition("/")[2] in ("", ".", ".."):
+            raise UserError(
+                f"--out={self.out} has no name of its own: the folder is made, such as --out=out/{self.format}"
+            )
 
     @property
     def quants(self) -> list[str]:
@@ -70,7 +74,7 @@ from model import GPT, Sampler, generate
 from tokenizer import Tokenizer
 from tools import gguf_file, hugging_face, llama_runner
 from tools.export_subject import CONVERSATION, PROBES, Subject, load_subject
-from tools.model_card import write_card
+from tools.model_card import GELU_NOTE, write_card
 
 OURS = re.compile(r"[\w.-]+\.(gguf|safetensors|json|jinja)|Modelfile|README\.md")  # what an export's folder may hold
 GREEDY_TOKENS = 50
@@ -127,9 +131,7 @@ def export_hf(folder: Path, subject: Subject, config: ExportConfig) -> dict[str,
 def export_gguf(folder: Path, subject: Subject, config: ExportConfig) -> list[dict[str, Any]]:
     """Writes and checks GGUF files; returns what was measured of each."""
     if subject.model.config.gelu == "exact":
-        print(
-            "note: llama.cpp computes GPT-2's tanh GELU, this model was trained with the exact one; see the perplexity"
-        )
+        print(f"note: {GELU_NOTE}")
     if any(quant in gguf_file.LLAMA_FORMATS for quant in config.quants):
         gguf_file.require_llama_quantizer()
     rows, full = [], folder / "f32.gguf.tmp"

@@ -19,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from configurator import UserError
@@ -105,7 +106,9 @@ def write_gguf(path: Path, model: GPT, spec: dict[str, Any], about: dict[str, An
         name, values = gguf_name(name), tensor.numpy()
         chosen = tensor_format(name, values.shape, wanted)
         number_type = gguf.GGMLQuantizationType[chosen.upper()]
-        writer.add_tensor(name, gguf.quants.quantize(values, number_type), raw_dtype=number_type)
+        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is found when the file is read back
+            stored = gguf.quants.quantize(values, number_type)
+        writer.add_tensor(name, stored, raw_dtype=number_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -162,7 +165,8 @@ def read_gguf(path: Path) -> tuple[GPT, dict[str, str]]:
     for name in names:
         if name != "lm_head.weight":
             tensor = stored[gguf_name(name)]
-            state[name] = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
+            with np.errstate(over="ignore", invalid="ignore"):
+                state[name] = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
     state["lm_head.weight"] = state["transformer.wte.weight"]
     formats = {name: tensor.tensor_type.name.lower() for name, tensor in stored.items()}
     return GPT.from_state(GPTConfig(**shape), state).eval(), formats

@@ -112,6 +112,7 @@ def check_by_transformers(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # it warns of probe texts that are longer than a short context
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     readings = [(text, wanted, tokenizer(text)["input_ids"]) for text, wanted in probes.items()]
     if conversation:

@@ -23,6 +23,10 @@ linear layers, and transformers' GPT-2 has Conv1D in their place; GPTQ was not t
 loads, for GPUs that compute in 8 bits (NVIDIA from Ada and Hopper on), which was not tried with this model either:
 `{command} --quantization fp8`. For 8 and 4 bits everywhere take the GGUF export.
 """
+GELU_NOTE = (
+    "llama.cpp computes GPT-2 with the tanh form of GELU, and this model was trained with the exact one: its answers "
+    "differ a little, see the perplexity. transformers and vLLM compute the exact one"
+)
 
 
 def write_card(folder: Path, target: Path, subject: Subject, kind: str, rows: list[dict[str, Any]]) -> list[str]:
@@ -43,6 +47,7 @@ def write_card(folder: Path, target: Path, subject: Subject, kind: str, rows: li
         parts.append(QUANTIZED_VLLM.format(command="vllm serve ."))
     else:
         parts.append("llama.cpp of March 2025 or newer: the head is the token embedding (pull request 12456).\n")
+        parts += [f"{GELU_NOTE[0].upper()}{GELU_NOTE[1:]}.\n"] * (subject.model.config.gelu == "exact")
     if subject.about["chat_template"]:
         parts.append(
             f"A conversation is put together by this template:\n\n```\n{subject.about['chat_template']}\n```\n"
