@@ -54,7 +54,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], previous: Path | None = N
     except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error}. The checkpoint before it is whole; free some space") from error
+        raise UserError(f"cannot write {path}: {error}. What was saved before is whole; free some space") from error
 
 
 class BackgroundSaver:

@@ -26,7 +26,7 @@ import torch
 from cards import CARDS, card_of_device
 from configurator import UserError
 
-GIVE_WAY_SECONDS = 10  # until a launcher has seen a process end
+GIVE_WAY_SECONDS = 5  # until a launcher has seen a process end
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

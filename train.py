@@ -514,6 +514,10 @@ class Trainer:
                 self.saver.wait()
             exit_code = 128 + self.signals.received if self.signals.received else 0
             self.finish()
+        except RuntimeError as error:
+            if not (is_lost_process(error) and self.signals.noted):
+                raise
+            exit_code = 128 + self.signals.noted  # it reached another process before that could wait for it
         finally:
             self.log.close(exit_code)
         return exit_code

@@ -195,6 +195,18 @@ def test_a_damaged_last_state_falls_back_to_the_one_before(tiny):
     assert load_checkpoint(tiny / "out" / "last.pt")["iter_num"] == 10
 
 
+def test_the_state_that_a_run_fell_back_to_stays_until_another_is_whole(tiny):
+    """A kill between the two renames of the next save would else leave two damaged ones."""
+    assert train.main([*TINY, "--max_iters=4", "--checkpoint_interval=2"]) == 0
+    last, previous = tiny / "out" / "last.pt", tiny / "out" / "previous.pt"
+    damage, good = last.read_bytes()[:1000], previous.read_bytes()
+    last.write_bytes(damage)
+    assert train.main(["--init_from=resume", "--max_iters=6", "--checkpoint_interval=6"]) == 0
+    assert load_checkpoint(last)["iter_num"] == 6 and previous.read_bytes() == good
+    assert train.main(["--init_from=resume", "--max_iters=8", "--checkpoint_interval=8"]) == 0
+    assert load_checkpoint(previous)["iter_num"] == 6
+
+
 def test_both_states_damaged_names_the_best_model_and_its_use(tiny):
     assert train.main([*TINY, "--max_iters=8", "--checkpoint_interval=4"]) == 0
     for name in ("last.pt", "previous.pt"):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHARED, TINY, TINY_TEXT, assert_loud, read_events, run_program
+from conftest import ROOT, SHARED, TINY, TINY_TEXT, assert_loud, fill_randomly, read_events, run_program
 
 import train
 from checkpoint import load_checkpoint
@@ -338,8 +339,10 @@ def test_other_data_on_resume_is_refused(tiny):
     assert prepare.main(["--dataset=other", f"--input={tiny / 'other.txt'}", *flags]) == 0
     flags = ["--init_from=resume", "--data_dir=more", "--dataset=other", "--max_iters=4"]
     then, now = (read_meta(Path(name))["splits"]["train"]["tokens"] for name in ("data/tiny", "more/other"))
-    told = f"train_tokens was {then}, is {now}"
-    assert_loud(run_program("train.py", *flags, cwd=tiny), "was trained on", "more/other", told, "--init_from=PATH")
+    told = f"the number of training tokens was {then}, is {now}"
+    process = run_program("train.py", *flags, cwd=tiny)
+    assert_loud(process, "was trained on", "more/other", told, "--init_from=out/last.pt")
+    assert "tokenizer was" not in process.stderr and len(process.stderr) < 400
 
 
 def test_resuming_a_finished_run_says_so_and_touches_nothing(tiny):
@@ -467,12 +470,43 @@ def test_a_hugging_face_folder_starts_a_run_whose_checkpoint_says_its_shape(tiny
     assert train.main(["--init_from=resume", "--max_iters=3"]) == 0
     process = run_program("train.py", *TINY, "--init_from=hf", "--out_dir=b", cwd=tiny)
     assert_loud(process, "n_layer=2", "n_layer=1", "leave --n_layer away")
+    (tiny / "three.py").write_text("n_layer = 3")
+    process = run_program("train.py", "three.py", *keep, "--init_from=hf", "--out_dir=b", cwd=tiny)
+    assert_loud(process, "n_layer=3", "leave n_layer in three.py away", "--n_layer=1")
 
 
 def test_a_folder_of_another_architecture_is_refused(tiny):
     make_hugging_face_folder(tiny / "hf", "relu")
     assert_loud(run_program("train.py", *TINY, "--init_from=hf", cwd=tiny), "hf/config.json", "relu")
     assert_loud(run_program("train.py", *TINY, "--init_from=data", cwd=tiny), "data", "config.json")
+
+
+def test_what_is_no_origin_of_a_run_is_named_with_those_that_are(tiny, capsys):
+    for name in ("foo", "gpt2-xxl", ""):
+        assert fit(f"--init_from={name}") == 2
+        told = capsys.readouterr().err
+        assert f"init_from={name!r}" in told and "gpt2-medium" in told and "checkpoint=" not in told
+
+
+def test_a_run_folder_starts_a_run_with_its_best_model(tiny):
+    assert fit("--max_iters=2", "--out_dir=base") == 0
+    assert fit("--max_iters=1", "--init_from=base", "--learning_rate=1e-9", "--min_lr=0", "--out_dir=next") == 0
+    assert_same_weights(weights(tiny / "base", "my_own_llm.pt"), weights(tiny / "next"), tolerance=1e-6)
+
+
+def test_a_hugging_face_folder_with_another_tokenizer_is_refused(tiny, capsys):
+    """Its tokenizer.json is written anew by whoever exports, so what counts is the ids that it gives."""
+    make_hugging_face_folder(tiny / "hf")
+    spec = json.loads((tiny / "data/tiny/tokenizer.json").read_text())
+    (tiny / "hf/tokenizer.json").write_text(json.dumps(spec | {"padding": None}, indent=2))
+    flags = [flag for flag in TINY if not flag.startswith("--n_")]
+    assert train.main([*flags, "--init_from=hf", "--max_iters=1"]) == 0
+    vocabulary = spec["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (tiny / "hf/tokenizer.json").write_text(json.dumps(spec))
+    assert train.main([*flags, "--init_from=hf", "--max_iters=1", "--out_dir=b"]) == 2
+    told = capsys.readouterr().err
+    assert "hf/tokenizer.json (SHA-256" in told and "data/tiny was prepared with chars.json (SHA-256" in told
 
 
 def test_weights_of_another_tokenizer_are_refused(tiny):
@@ -554,6 +588,62 @@ def test_a_data_folder_of_nanogpt_trains_with_gpt2s_vocabulary(tmp_path):
     assert load_checkpoint(tmp_path / "out" / "my_own_llm.pt")["model_args"]["vocab_size"] == 50304
 
 
+def make_character_folder(folder: Path) -> list[str]:
+    """A data folder of nanoGPT with the characters of the tiny text in its meta.pkl; returns them."""
+    import pickle
+
+    folder.mkdir(parents=True)
+    characters = sorted(set(TINY_TEXT))
+    for split in ("train", "val"):
+        np.array([characters.index(c) for c in TINY_TEXT], dtype="<u2").tofile(folder / f"{split}.bin")
+    names = {"itos": dict(enumerate(characters)), "stoi": {c: i for i, c in enumerate(characters)}}
+    (folder / "meta.pkl").write_bytes(pickle.dumps(names | {"vocab_size": len(characters)}))
+    return characters
+
+
+def test_a_character_model_of_nanogpt_writes_and_goes_on_with_its_own_data(tmp_path, monkeypatch, capsys):
+    """Its rows are the characters alone. The one that is added for an end of text is never the most likely, and takes
+    less than its share of the probability. Data of another kind is refused, whose ids would mean something else.
+    """
+    import sample
+    from checkpoint import build_model
+    from model import GPT, GPTConfig
+
+    monkeypatch.chdir(tmp_path)
+    rows = len(make_character_folder(tmp_path / "data" / "tiny"))
+    shape = {
+        "n_layer": 2,
+        "n_head": 2,
+        "n_embd": 32,
+        "block_size": 16,
+        "bias": False,
+        "vocab_size": rows,
+        "dropout": 0.0,
+    }
+    torch.manual_seed(0)
+    whole = fill_randomly(GPT(GPTConfig(**shape, gelu="exact")), 1)
+    foreign = {"model": whole.state_dict(), "model_args": shape, "iter_num": 1, "best_val_loss": torch.tensor(3.0)}
+    torch.save(foreign | {"config": {"dataset": "tiny"}}, "ckpt.pt")
+    ids = torch.arange(16)[None]
+    longer = build_model(load_checkpoint(Path("ckpt.pt")), Path("ckpt.pt")).eval()(ids).detach()
+    torch.testing.assert_close(longer[..., :rows], whole.eval()(ids).detach())
+    assert longer.shape[-1] == rows + 1 and (longer.softmax(-1)[..., rows] < 1 / rows).all()
+    assert (longer.argmax(-1) < rows).all()
+    assert sample.main(["--checkpoint=ckpt.pt", "--start=the ", "--max_new_tokens=30", "--device=cpu"]) == 0
+    assert capsys.readouterr().out.startswith("the ")
+    flags = [flag for flag in TINY if not flag.startswith("--n_")]
+    assert train.main([*flags, "--init_from=ckpt.pt", "--max_iters=1"]) == 0
+    assert load_checkpoint(tmp_path / "out" / "last.pt")["tokenizer"]["name"] == "meta.pkl"
+    torch.save(foreign, "elsewhere.pt")  # without the name of its data, whose characters are as many
+    assert train.main([*flags, "--init_from=elsewhere.pt", "--max_iters=1", "--out_dir=b"]) == 0
+    padded = GPT(GPTConfig(**shape | {"vocab_size": 50304}, gelu="exact"))
+    torch.save(foreign | {"model": padded.state_dict(), "model_args": shape | {"vocab_size": 50304}}, "gpt2.pt")
+    assert train.main([*flags, "--init_from=gpt2.pt", "--max_iters=1", "--out_dir=c"]) == 2
+    assert (
+        "gpt2.pt was trained with the tokenizer gpt2, data/tiny was prepared with meta.pkl" in capsys.readouterr().err
+    )
+
+
 def test_a_character_level_folder_of_nanogpt_trains_and_writes(tmp_path, monkeypatch, capsys):
     import pickle
 
@@ -561,13 +651,7 @@ def test_a_character_level_folder_of_nanogpt_trains_and_writes(tmp_path, monkeyp
 
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "data" / "tiny"
-    folder.mkdir(parents=True)
-    characters = sorted(set(TINY_TEXT))
-    ids = np.array([characters.index(c) for c in TINY_TEXT], dtype="<u2")
-    for split in ("train", "val"):
-        ids.tofile(folder / f"{split}.bin")
-    names = {"itos": dict(enumerate(characters)), "stoi": {c: i for i, c in enumerate(characters)}}
-    (folder / "meta.pkl").write_bytes(pickle.dumps(names | {"vocab_size": len(characters)}))
+    make_character_folder(folder)
     assert fit("--max_iters=40", "--learning_rate=1e-2") == 0
     assert "the characters of its meta.pkl" in capsys.readouterr().out
     assert sample.main(["--start=the ", "--max_new_tokens=20", "--device=cpu"]) == 0
@@ -625,6 +709,28 @@ def test_a_weight_that_is_not_finite_stops_the_run_and_is_never_saved(tiny):
     assert_loud(process, "nan", "step 4", "last.pt", "--learning_rate")
     assert path.read_bytes() == before
     assert all(torch.isfinite(tensor).all() for tensor in weights(tiny / "out", "my_own_llm.pt").values())
+
+
+@pytest.mark.parametrize("due", ["--checkpoint_interval=6", "--eval_interval=6", "--log_interval=6"])
+def test_steps_that_are_not_finite_end_the_run_at_whatever_is_due_first(tiny, monkeypatch, capsys, due):
+    """Not at the next log line alone, which may be far."""
+    rest = [f"--{key}_interval=1000" for key in ("checkpoint", "eval", "log") if key not in due]
+    monkeypatch.setattr(train.torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.inf))
+    assert fit("--max_iters=100", due, *rest) == 2
+    assert "6 steps in a row at step 6" in capsys.readouterr().err
+    assert not (tiny / "out" / "last.pt").exists()
+
+
+def test_a_step_that_no_memory_of_a_cpu_could_hold_is_refused(tiny, capsys):
+    """The system would kill the process without a word. With batch_size=auto a smaller one is found instead."""
+    assert fit("--batch_size=100000000", "--max_iters=1") == 2
+    told = capsys.readouterr().err
+    assert "batch_size=100000000" in told and "GiB" in told and "free" in told
+    smaller = int(re.search(r"--batch_size=(\d+) --gradient_accumulation_steps=\d+ ", told)[1])
+    assert 1 < smaller < 1e8 / 16
+    assert fit("--n_layer=400", "--n_embd=16384", "--batch_size=1", "--max_iters=1") == 2
+    assert "In this order: --gradient_checkpointing=true" in capsys.readouterr().err
+    assert not list((tiny / "out").glob("*.pt"))
 
 
 def test_a_step_with_a_gradient_that_is_not_finite_is_left_out(tiny):
@@ -966,6 +1072,17 @@ def test_two_layers_learn_from_wikitext(tmp_path, monkeypatch):
     evals = read_events(tmp_path / "out", "eval")
     assert evals[0]["val_loss"] == pytest.approx(math.log(512), abs=0.3)
     assert evals[-1]["val_loss"] < 5.2
+
+
+def test_a_run_folder_or_seed_that_cannot_be_is_named(tiny, capsys):
+    (tiny / "file").write_text("")
+    for flag, told in (
+        ("--out_dir=file", "out_dir=file "),
+        ("--out_dir=file/x", "out_dir=file/x "),
+        ("--seed=-1", "seed=-1"),
+    ):
+        assert fit(flag) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_settings_that_contradict_each_other_name_both(tiny):
