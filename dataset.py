@@ -1,8 +1,8 @@
 """Token files: the writer and the reader of data/NAME/{train,val,test}.bin and meta.json, side by side.
 
 A .bin is headerless little-endian ids (uint16 while the largest id fits, else uint32), documents joined, each followed
-by the end-of-text id: nanoGPT's format. meta.json says the rest. It is written last, and a marker file stands in the
-folder while a writer is at work, so a killed run is never taken for a finished one.
+by the end-of-text id: nanoGPT's format. meta.json says the rest. It goes first and comes last when files take their names,
+so data without it, beside the marker of a writer, are unfinished, and data with it are whole, whoever is at work on others.
 
 Letters: B batch, T block_size, N tokens in a split.
 """
@@ -65,12 +65,9 @@ def flush_and_digest(file: Any) -> str:
 
 def take_lock(file: Any) -> bool:
     """Locks an open file for this process; False when another one has it."""
-    try:
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
+    with contextlib.suppress(BlockingIOError):
+        return not fcntl or fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB) is None
+    return False
 
 
 def release_lock(file: Any) -> None:
@@ -86,12 +83,16 @@ class TokenWriter:
     time: the marker is locked, until this process ends if it must be.
     """
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
-        self.folder, self.dtype = Path(folder), np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-        self.tokens: dict[str, int] = {}
-        self.documents: dict[str, int] = {}
+    def __init__(self, folder: Path, vocab_size: int = 0) -> None:
+        self.folder = Path(folder)
+        self.set_vocabulary(vocab_size)
+        self.tokens, self.documents = {}, {}  # numbers by split
         self.files, self.masks = {}, {}  # open files by split
         self.committing = self.committed = False
+
+    def set_vocabulary(self, size: int) -> None:
+        """Makes ids wide enough for a vocabulary; before the first append."""
+        self.dtype = np.dtype("<u2" if size <= 1 << 16 else "<u4")
 
     def __enter__(self) -> TokenWriter:
         self.made_folder = not self.folder.exists()
@@ -122,12 +123,13 @@ class TokenWriter:
         self.documents[split] += documents
 
     def split_by_tokens(self, fraction: float) -> bool:
-        """Cuts the last `fraction` of the only non-empty one of train and val off as val; False if there are no two ids."""
+        """Cuts the last `fraction` of the only non-empty one of train and val off as val, with two ids at least on each
+        side, since a target needs one before it; False if there are no four ids."""
         whole = next((split for split in ("train", "val") if self.tokens.get(split)), None)
-        if whole is None or self.tokens[whole] < 2:
+        if whole is None or self.tokens[whole] < 4:
             return False
         total, documents = self.tokens[whole], self.documents[whole]
-        kept = total - min(total - 1, max(1, round(total * fraction)))
+        kept = total - min(total - 2, max(2, round(total * fraction)))
         if whole == "val":
             self.files["val"].close()
             os.replace(self.folder / "val.bin.tmp", self.folder / "train.bin.tmp")
@@ -179,7 +181,7 @@ class TokenWriter:
 def read_meta(folder: Path) -> dict[str, Any] | None:
     """The meta.json of a finished data set, None where there is no finished one. Raises UserError for a broken file."""
     path = Path(folder) / "meta.json"
-    if (Path(folder) / MARKER).exists() or not path.is_file():
+    if not path.is_file():
         return None
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
@@ -211,15 +213,14 @@ class TokenData:
             self.note = f"{folder} has no val.bin: the loss on fixed training windows stands in for the validation loss"
 
     def _read_or_assume_meta(self) -> dict[str, Any]:
-        if (self.folder / MARKER).exists():
-            raise UserError(f"{self.folder} is unfinished, prepare.py is at work or was stopped: run prepare.py again")
         meta = read_meta(self.folder)
         if meta is not None:
             return meta
+        if (self.folder / MARKER).exists():
+            raise UserError(f"{self.folder} is unfinished, prepare.py is at work or was stopped: run prepare.py again")
         if not (self.folder / "train.bin").is_file():
             raise UserError(
-                f"no prepared data in {self.folder}: run ./prepare_data.sh --dataset={self.folder.name} first, "
-                "or name another with --dataset="
+                f"no prepared data in {self.folder}: ./prepare_data.sh makes them, or name another --dataset="
             )
         found = [split for split in ("train", "val", "test") if (self.folder / f"{split}.bin").is_file()]
         sizes = {split: {"tokens": os.path.getsize(self.folder / f"{split}.bin") // 2} for split in found}
@@ -311,11 +312,8 @@ def read_character_vocabulary(path: Path) -> dict[str, Any]:
         text = character_tokenizer([characters[i] for i in range(len(characters))])
     except Exception as error:  # a foreign file may hold anything
         raise UserError(f"{path} is not nanoGPT's list of characters: {error}") from error
-    return {
-        "vocab_size": len(characters) + 1,
-        "eot_id": len(characters),
-        "tokenizer": read_tokenizer_json(text, "meta.pkl").identity,
-    }
+    identity = read_tokenizer_json(text, "meta.pkl").identity
+    return {"vocab_size": len(characters) + 1, "eot_id": len(characters), "tokenizer": identity}
 
 
 @functools.lru_cache(maxsize=4)

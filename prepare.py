@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import random
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -74,8 +75,9 @@ class PrepareConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.val_fraction < 1:
             raise UserError(f"val_fraction={self.val_fraction} is not a share from 0 up to, not including, 1")
-        if self.num_proc < 1 or (self.max_documents is not None and self.max_documents < 1):
-            raise UserError(f"num_proc={self.num_proc} and max_documents={self.max_documents} start at 1")
+        for name, count in (("num_proc", self.num_proc), ("max_documents", self.max_documents)):
+            if count is not None and count < 1:
+                raise UserError(f"{name}={count} is too small: it starts at 1")
         if self.tokenizer == "train" and not 260 <= self.vocab_size <= 1 << 22:
             raise UserError(
                 f"vocab_size={self.vocab_size} is too small or large: 256 bytes, 4 special tokens, and merges"
@@ -95,6 +97,12 @@ class PrepareConfig:
         if name in ("", ".", "..") or "/" in name:
             raise UserError(f"--dataset={self.dataset} does not name a folder in {self.data_dir}")
         return Path(self.data_dir) / name
+
+    @property
+    def next_command(self) -> str:
+        """What trains on the data, as a shell reads it."""
+        words = ["./start_train.sh", f"--dataset={self.folder.name}"]
+        return shlex.join(words if self.data_dir == "data" else [*words, f"--data_dir={self.data_dir}"])
 
 
 @program
@@ -120,8 +128,9 @@ def main(argv: list[str]) -> int:
         return 0
     started = time.monotonic()
     print(f"corpus: {corpus.source}")
-    tokenizer = make_tokenizer(config, corpus)
-    with TokenWriter(config.folder, tokenizer.vocab_size) as writer:
+    with TokenWriter(config.folder) as writer:  # first of all, so that a place that takes no files is told at once
+        tokenizer = make_tokenizer(config, corpus)
+        writer.set_vocabulary(tokenizer.vocab_size)
         totals = write_tokens(config, corpus, tokenizer, writer)
         meta = {
             "vocab_size": tokenizer.vocab_size,
@@ -152,7 +161,7 @@ def settings_of(config: PrepareConfig, corpus: Corpus) -> dict[str, Any]:
 def keep_existing(config: PrepareConfig, settings: dict[str, Any]) -> bool:
     """Whether the data there is to be kept: asks at a terminal; elsewhere other settings raise UserError."""
     meta, folder = read_meta(config.folder), config.folder
-    if (folder / MARKER).exists():
+    if meta is None and (folder / MARKER).exists():
         print(f"{folder} is unfinished: making it anew")
         return False
     if config.overwrite or (meta is None and not any((folder / name).exists() for name in FILES)):
@@ -168,7 +177,7 @@ def keep_existing(config: PrepareConfig, settings: dict[str, Any]) -> bool:
         return sys.stdin.readline().strip().lower() not in ("y", "yes")  # Ctrl-D is no
     if changed:
         raise UserError(f"{what}: --overwrite=true makes it anew, another --dataset= name keeps both")
-    print(f"{what} (--overwrite=true makes it anew). Next: ./start_train.sh --dataset={folder.name}")
+    print(f"{what} (--overwrite=true makes it anew). Next: {config.next_command}")
     return True
 
 
@@ -265,7 +274,7 @@ def write_tokens(config: PrepareConfig, corpus: Corpus, tokenizer: Tokenizer, wr
         raise UserError(f"{corpus.source} has too few conversations for a validation part of {config.val_fraction:.0%}")
     if missing and (config.val_fraction or missing == ["train"]):
         if not writer.split_by_tokens(config.val_fraction):
-            raise UserError(f"{corpus.source} is too short to split: one token or less")
+            raise UserError(f"{corpus.source} is too short to split: training and validation need two tokens each")
         print(f"too few documents for a split by document: the last {config.val_fraction:.0%} of the tokens are val")
     copies = np.isin(np.array(hashes["train"], dtype=np.int64), np.array(hashes["val"], dtype=np.int64)).sum()
     if copies:
@@ -402,7 +411,7 @@ def print_summary(config: PrepareConfig, meta: dict[str, Any], corpus: Corpus, s
     print(
         f"{size / 1e6:,.1f} MB of text in {seconds:.1f} s, {size / 1e6 / seconds:.1f} MB/s: {config.folder}/meta.json"
     )
-    print(f"next: ./start_train.sh --dataset={config.folder.name}")
+    print(f"next: {config.next_command}")
 
 
 if __name__ == "__main__":

@@ -49,12 +49,13 @@ def test_ids_are_16_bits_wide_up_to_65535(tmp_path, vocab_size, dtype):
 
 
 def test_a_failure_before_commit_leaves_what_was_there(tmp_path):
-    write_data(tmp_path, {"train": [1, 2], "val": [3]})
+    """And it can be trained on all the time."""
+    write_data(tmp_path, {"train": [1, 2], "val": [3, 4]})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(RuntimeError), TokenWriter(tmp_path, 300) as writer:
         writer.append("train", b"\x09\x00", 1)
         writer.append("test", b"\x09\x00", 1)
-        assert (tmp_path / MARKER).exists()
+        assert (tmp_path / MARKER).exists() and TokenData(tmp_path, 1).tokens == {"train": 2, "val": 2}
         raise RuntimeError
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -126,7 +127,7 @@ sys.exit(prepare.main(["--dataset=full", "--input=a.txt", "--num_proc=1"]))
     assert not (tmp_path / "data/full").exists()
 
 
-@pytest.mark.parametrize(("fraction", "kept"), [(0.1, 9), (0.5, 5), (0.001, 9), (0.999, 1)])
+@pytest.mark.parametrize(("fraction", "kept"), [(0.1, 8), (0.3, 7), (0.5, 5), (0.001, 8), (0.999, 2)])
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_split_by_tokens_cuts_off_the_end_and_leaves_neither_empty(tmp_path, split, fraction, kept):
     with TokenWriter(tmp_path, 300) as writer:
@@ -138,11 +139,14 @@ def test_split_by_tokens_cuts_off_the_end_and_leaves_neither_empty(tmp_path, spl
     assert [meta["splits"][name]["tokens"] for name in ("train", "val")] == [kept, 10 - kept]
 
 
-def test_a_single_id_cannot_be_split(tmp_path):
+def test_three_ids_cannot_be_split(tmp_path):
+    """Four can: each side has a target then."""
     with TokenWriter(tmp_path, 300) as writer:
         assert not writer.split_by_tokens(0.1)
-        writer.append("train", b"\x01\x00", 1)
+        writer.append("train", b"\x01\x00" * 3, 1)
         assert not writer.split_by_tokens(0.1)
+        writer.append("train", b"\x01\x00", 1)
+        assert writer.split_by_tokens(0.1) and writer.tokens == {"train": 2, "val": 2}
 
 
 def test_validation_split_shorter_than_block_size_is_refused(tiny):
@@ -224,7 +228,7 @@ def test_foreign_bins_without_meta_are_taken_as_nanogpt(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda d: (d / MARKER).touch(), "unfinished"),
+        (lambda d: ((d / MARKER).touch(), (d / "meta.json").unlink()), "unfinished"),
         (lambda d: (d / "meta.json").write_text("{"), "damaged"),
         (lambda d: (d / "meta.json").write_text("[]"), "damaged"),
         (lambda d: (d / "meta.json").write_bytes(b"\xff"), "damaged"),

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ import prepare
 import textfile
 from configurator import UserError
 from corpus import Corpus
-from dataset import MARKER, read_meta
+from dataset import MARKER, TokenData, read_meta
 from textfile import PIECE, cut_pieces, undo_wikitext_spacing
 from tokenizer import load_gpt2, load_tokenizer, read_tokenizer_json, train_tokenizer
 
@@ -193,6 +194,23 @@ def test_a_killed_run_is_never_taken_for_finished(prep):
     assert sorted(os.listdir("data/x")) == ["meta.json", "train.bin", "val.bin"]
     assert prep(*flags, "--data_dir=undisturbed").returncode == 0
     assert file_bytes() == file_bytes("undisturbed/x")
+
+
+@pytest.mark.slow
+def test_a_killed_overwrite_leaves_the_old_data_to_train_on(prep):
+    """They are whole until the new ones are; and what was asked for is not taken for done."""
+    write("in.txt", "some text " * 100)
+    prep()
+    before = file_bytes()
+    write_jsonl("in.jsonl", (f"{number} some words and more of them " * 200 for number in range(3000)))
+    process = start_prepare("--input=in.jsonl", "--overwrite=true", "--num_proc=1")
+    process.kill()
+    process.communicate()
+    assert {name: data for name, data in file_bytes().items() if name in before} == before
+    assert TokenData(Path("data/x"), 8).tokens == {"train": 182, "val": 20}
+    assert_loud(prep("--input=in.jsonl"), "data/x", "the input files changed", "--overwrite=true")
+    assert prep("--input=in.jsonl", "--overwrite=true").returncode == 0
+    assert sorted(os.listdir("data/x")) == ["meta.json", "train.bin", "val.bin"]
 
 
 def test_a_row_without_text_is_named_or_skipped_and_counted(prep):
@@ -1055,8 +1073,8 @@ def test_a_long_corpus_gives_an_even_sample_to_train_on(monkeypatch):
     [
         ("--val_fraction=1", "val_fraction=1"),
         ("--val_fraction=-0.1", "val_fraction=-0.1"),
-        ("--num_proc=0", "num_proc=0"),
-        ("--max_documents=0", "max_documents=0"),
+        ("--num_proc=0", "num_proc=0 is"),
+        ("--max_documents=0", "max_documents=0 is"),
         ("--dataset=../x", "--dataset=../x"),
         ("--document=page", "document"),
         ("--tokenizer=absent.json", "absent.json"),
@@ -1066,6 +1084,34 @@ def test_settings_out_of_range_are_refused(prep, flag, part):
     write("in.txt", "text")
     assert_loud(prep(flag), part)
     assert not Path("data").exists()
+
+
+def test_a_place_that_takes_no_files_is_told_before_a_tokenizer_is_trained(prep, monkeypatch):
+    monkeypatch.setattr(prepare, "train_tokenizer", None)
+    write("in.txt", "text " * 100)
+    write("data", b"a file")
+    assert_loud(prep("--tokenizer=train", "--vocab_size=300"), "data")
+
+
+def test_the_next_command_names_the_place_and_can_be_pasted(prep):
+    write("in.txt", "text " * 100)
+    for _ in range(2):
+        done = prep("--data_dir=my data", "--dataset=it's")
+        command = done.stdout.rstrip("\n").rpartition(": ")[2]
+        assert shlex.split(command) == ["./start_train.sh", "--dataset=it's", "--data_dir=my data"], done.stdout
+
+
+@pytest.mark.parametrize("flags", [(), ("--val_fraction=0",), ("--document=line",)])
+def test_a_corpus_of_one_token_is_refused(prep, flags):
+    """A target needs a token before it, in training and in validation."""
+    Path("c.json").write_text(char_tokenizer("a"), encoding="utf-8")
+    write("in.txt", "a")
+    done = prep("--tokenizer=c.json", *flags)
+    if "--val_fraction=0" in flags:
+        assert done.returncode == 0 and read_ids(Path("data/x"), "train") == [0, 1]
+    else:
+        assert_loud(done, "in.txt is too short", "two tokens each")
+        assert not Path("data/x").exists()
 
 
 def test_a_name_that_is_no_data_set_says_what_can_be_named():
