@@ -39,6 +39,15 @@ def open_data(folder: Path, block_size: int, seed: int = 0) -> TokenData:
     return kind(folder, block_size, seed)
 
 
+def sample_prompt(data: TokenData) -> list[int]:
+    """Ids that a sample during training goes on from: the end of a text, or a held-out question where there are such."""
+    if not isinstance(data, PairData):
+        return [data.meta["eot_id"]]
+    split = "val" if "val" in data.pairs else "train"
+    x, y = data.read_pairs(split, np.array([0]))
+    return x[0, : int((y[0] != -1).argmax()) + 1].tolist()
+
+
 class PairData(TokenData):
     """Conversations, one a row, in batches of rows that are about as long.
 

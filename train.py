@@ -128,6 +128,7 @@ if __name__ == "__main__":
     answer_help(TrainConfig, sys.argv[1:], __doc__)  # before PyTorch is imported, which takes two seconds
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -168,7 +169,7 @@ from diagnostics import RunFacts, find_warnings, repeated_ngrams
 from model import GPT, GPTConfig, Sampler, flops_per_token, generate, parameter_count
 from optimizer import cosine_schedule, make_optimizer
 from origin import check_same_data, check_tokenizer, data_identity, load_weights, resumed_settings, shape_of_checkpoint
-from pairs import open_data
+from pairs import open_data, sample_prompt
 from progress import RunLog, format_duration, import_wandb, perplexity
 from sharding import beside, compile_blocks, for_generation, gather, here, shard, spread, whole
 
@@ -222,6 +223,11 @@ def run(argv: list[str]) -> int:
             if is_out_of_memory(error):
                 raise UserError(out_of_memory_advice(config, device)) from error
             raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                raise
+            saved = ": free some space, then --init_from=resume goes on" * (folder / "last.pt").exists()
+            raise UserError(f"{error.strerror} while writing to {folder}, its checkpoints are whole{saved}") from error
         stop_ranks()  # not after an error: the others would meet a closed connection before they are ended
         return code
 
@@ -655,20 +661,21 @@ class Trainer:
         self.skip_pause(paused)
 
     def write_sample(self, val_loss: float) -> float | None:
-        """Adds what the model writes after an end of text to samples.txt; returns its share of repeated 4-grams."""
+        """Adds what the model writes, or answers, to samples.txt; returns its share of repeated 4-grams."""
         if not (self.device.is_main or self.sharded):
             return None
-        eot, count = self.data.meta["eot_id"], self.data.vocab_size
+        eot, count, prompt = self.data.meta["eot_id"], self.data.vocab_size, sample_prompt(self.data)
         sampler = Sampler(temperature=0.8, top_k=40, top_p=1.0, seed=self.config.seed, samples=1)
         self.model.eval()
         ids: list[int] = []
         with for_generation(self.model):
-            for chosen in generate(self.model, torch.tensor([eot]), SAMPLE_TOKENS, sampler, count):
+            for chosen in generate(self.model, torch.tensor(prompt), SAMPLE_TOKENS, sampler, count):
                 if int(chosen) == eot:
                     break
                 ids.append(int(chosen))
         self.model.train()
-        text = f"=== step {self.step:,}, validation loss {val_loss:.4f} ===\n{self.tokenizer.decode(ids)}\n\n"
+        text = self.tokenizer.decode([*(prompt if prompt != [eot] else []), *ids])
+        text = f"=== step {self.step:,}, validation loss {val_loss:.4f} ===\n{text}\n\n"
         with open(self.folder / "samples.txt" if self.device.is_main else os.devnull, "a", encoding="utf-8") as file:
             file.write(text)
         return repeated_ngrams(ids)
@@ -740,7 +747,9 @@ class Trainer:
         else:
             best = f"best validation loss {self.best_val_loss:.4f}"
             self.log.say(f"finished {self.step:,} steps in {went}{peak}: {best}, in {self.folder}/my_own_llm.pt")
-            self.log.say(f"next: ./generate_text.sh --out_dir={self.folder}")
+            self.log.say(
+                f"next: ./generate_text.sh --out_dir={self.folder}{' --chat=true' * bool(self.tokenizer.chat_ids)}"
+            )
 
 
 def evaluation_line(train: float, val: float) -> str:

@@ -276,7 +276,7 @@ def chat_run(tmp_path_factory) -> Path:
     pairs = ["--input=pairs.jsonl", "--dataset=pairs", "--num_proc=1", "--chat=true"]
     assert prepare.main([*pairs, "--tokenizer=data/base/tokenizer.json", "--val_fraction=0"]) == 0
     config = str(Path(train.__file__).parent / "config/finetune_chat.py")
-    flags = ["--dataset=pairs", "--init_from=out/base/my_own_llm.pt", "--out_dir=out/chat", "--max_iters=160"]
+    flags = ["--dataset=pairs", "--init_from=out/base/my_own_llm.pt", "--out_dir=out/chat", "--max_iters=120"]
     assert train.main([config, *SHAPE, *short, *flags, "--dropout=0", "--log_interval=1", "--batch_size=4"]) == 0
     patch.undo()
     return folder
@@ -294,6 +294,10 @@ def test_loss_is_the_sum_over_counted_tokens_by_their_number(chat_run) -> None:
         number = int((y != -1).sum())
         total, count = total + model(x, y).item() * number, count + number
     assert read_events(chat_run / "out/chat", "train")[0]["loss"] == pytest.approx(total / count, rel=1e-5)
+    samples = (chat_run / "out/chat/samples.txt").read_text()
+    assert (
+        samples.count("<|user|>What colour has number ") == samples.count("<|assistant|>") == samples.count("=== step")
+    )
     losses = [event["val_loss"] for event in read_events(chat_run / "out/chat", "eval")]
     assert losses[-1] < 0.3 < 2 < losses[0]
 
@@ -400,6 +404,8 @@ def test_exports_of_the_chat_model(chat_run, monkeypatch, capsys) -> None:
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("format ")]
     assert [row.split(",")[0] for row in rows] == ["format f32", "format q8_0", "format q4_0"]
     assert all("perplexity" in row and "its perplexity" in row and "21 texts alike" in row for row in rows)
+    modelfile = Path("out/chat/gguf/Modelfile").read_text()
+    assert modelfile.startswith("# Ollama's templates cannot") and "<|{{ .Role }}|>{{ .Content }}" in modelfile
     question = [{"role": "user", "content": "What colour has number 3?"}]
     asked = Questions([], [1], 1, [], [question])
     (prompt,) = ask_llama(Path("out/chat/gguf/chat-q4_0.gguf"), 64, asked).conversations

@@ -265,6 +265,16 @@ def test_top_p_cuts_the_tail(write):
     assert text_of(write, "--start=hello", "--top_p=0.6", "--top_k=0") == expected("hello", top_p=0.6, top_k=None)
 
 
+def test_an_error_names_the_setting_at_fault_alone(write):
+    for flags, said in {
+        ("--max_new_tokens=0",): "max_new_tokens=0 must be at least 1",
+        ("--num_samples=-2",): "num_samples=-2 must be at least 1",
+        ("--system=be brief",): "system='be brief' precedes a conversation, and chat=false has none: add --chat=true",
+        ("--interactive=true", "--start=x"): "interactive=true asks for prompts, so start= would be ignored",
+    }.items():
+        assert error_of(write, *flags).removeprefix("error: ").startswith(said)
+
+
 def test_overrides_and_their_source_go_to_stderr(write, folder):
     (folder / "mine.py").write_text("start = 'a b'\ntop_k = 3\n", encoding="utf-8")
     _, out, err = write("mine.py", "--seed=7")
@@ -304,6 +314,7 @@ def test_a_prompt_keeps_its_lines_and_spaces(folder, capsys):
 def test_a_missing_prompt_file_is_an_error(write):
     assert "no file nowhere.txt" in error_of(write, "--start=FILE:nowhere.txt")
     assert "Is a directory" in error_of(write, "--start=FILE:out")
+    assert "--start=FILE: names no file" in error_of(write, "--start=FILE:")
 
 
 def test_a_prompt_that_is_not_utf8_is_an_error_with_the_byte(write, folder, monkeypatch):
@@ -364,12 +375,13 @@ def test_another_checkpoint_and_another_run_folder_can_be_named(write, folder):
     save(folder / "runs" / "last.pt", random_model(1), optimizer=optimizer, scaler={}, tokens=5, elapsed_seconds=1.5)
     save(folder / "runs" / "my_own_llm.pt", random_model(2))
     assert text_of(write, "--start=a", "--checkpoint=runs/last.pt") == expected("a", model=random_model(1))
-    assert text_of(write, "--start=a", "--out_dir=runs") == expected("a", model=random_model(2))
+    for flag in ("--out_dir=runs", "--checkpoint=runs"):
+        assert text_of(write, "--start=a", flag) == expected("a", model=random_model(2))
 
 
 def test_a_missing_checkpoint_is_an_error_with_the_next_step(write):
     said = error_of(write, "--out_dir=nowhere")
-    assert "nowhere/my_own_llm.pt" in said and "start_train.sh" in said and "--checkpoint=" in said
+    assert "nowhere/my_own_llm.pt" in said and "start_train.sh" in said and "name the file of another" in said
 
 
 class Foreign:

@@ -182,7 +182,7 @@ def check_in_llama(path: Path, subject: Subject, quant: str) -> dict[str, Any]:
     model, context = subject.model, subject.model.config.block_size
     prompt = next(iter(subject.probes.values()), [])[: context // 2] or [subject.about["eot_id"]]
     new_tokens = min(GREEDY_TOKENS, context - len(prompt))
-    scored = scored_windows(subject)
+    scored, counted = scored_windows(subject)
     chat = [CONVERSATION] if subject.about["chat_template"] else []
     questions = llama_runner.Questions(list(subject.probes), prompt, new_tokens, scored, chat)
     answers = llama_runner.ask_llama(path, context, questions)
@@ -198,16 +198,23 @@ def check_in_llama(path: Path, subject: Subject, quant: str) -> dict[str, Any]:
         "in llama.cpp": f"{len(readings)} texts alike",
         "greedy tokens alike": f"{same} of {len(written)}",
     }
-    told = [score for scores in answers.scores for score in scores if score is not None]
+    scores = [
+        [score if counts else None for score, counts in zip(*pair, strict=True)]
+        for pair in zip(answers.scores, counted, strict=True)
+    ]
+    told = [score for window in scores for score in window if score is not None]
     if told:
-        theirs, ours = -math.fsum(told) / len(told), loss_on(model, scored, answers.scores)
-        row["its perplexity"] = f"{math.exp(theirs):.3f} (original {math.exp(ours):.3f})"
+        theirs, ours = -math.fsum(told) / len(told), loss_on(model, scored, scores)
+        row["its perplexity"] = f"{math.exp(theirs):.3f} (original {math.exp(ours):.3f}) on {len(told)} ids"
     return row
 
 
-def scored_windows(subject: Subject) -> list[list[int]]:
-    """The first LLAMA_SCORED ids of the validation windows, in as few windows as these make."""
+def scored_windows(subject: Subject) -> tuple[list[list[int]], list[list[bool]]]:
+    """The first LLAMA_SCORED ids of the validation windows, in as few windows as these make, and which of all but the
+    first id of each count: of a conversation the answers.
+    """
     kept: list[list[int]] = []
+    counted: list[list[bool]] = []
     left = LLAMA_SCORED
     for x, y in subject.windows:
         for row, targets in zip(x, y, strict=True):
@@ -215,8 +222,9 @@ def scored_windows(subject: Subject) -> list[list[int]]:
             window = row[: min(used, left + 1)].tolist()
             if len(window) > 1:
                 kept.append(window)
+                counted.append((targets[: len(window) - 1] != -1).tolist())
                 left -= len(window) - 1
-    return kept
+    return kept, counted
 
 
 def loss_on(model: GPT, windows: list[list[int]], scores: list[list[float | None]]) -> float:

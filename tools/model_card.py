@@ -108,10 +108,13 @@ def modelfile(subject: Subject, file: str) -> str:
     """Ollama's description of the model, with the conversation in the language of its templates."""
     end = subject.about["eot_token"]
     template = "{{ .Prompt }}"
+    notes = ""
     if subject.about["chat_template"]:
+        notes = f"# Ollama's templates cannot replace text: what is written like {end} or <|user|> in a question\n"
+        notes += "# is read as that token here.\n"
         answered = '{{ if eq .Role "assistant" }}' + end + "{{ end }}"
         template = "{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}" + answered + "{{ end }}<|assistant|>"
     return (
-        f'FROM ./{file}\nTEMPLATE """{template}"""\nPARAMETER stop "{end}"\n'
+        f'{notes}FROM ./{file}\nTEMPLATE """{template}"""\nPARAMETER stop "{end}"\n'
         f"PARAMETER num_ctx {subject.model.config.block_size}\nPARAMETER temperature 0.8\nPARAMETER top_k 40\n"
     )
