@@ -44,6 +44,12 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
+def evaluation_line(train: float, val: float) -> str:
+    """Losses and perplexity, for people."""
+    beyond = " (beyond what a number can hold: the loss is very high)" if perplexity(val) == math.inf else ""
+    return f"train loss {train:.4f}, val loss {val:.4f}, val perplexity {perplexity(val):,.2f}{beyond}"
+
+
 class RunLog:
     """Takes the events of one run. Does nothing but pass time on ranks other than the first (`enabled=False`)."""
 
@@ -65,9 +71,15 @@ class RunLog:
         if not self.enabled:
             return run_id
         wandb = import_wandb()
-        self.wandb = wandb.init(
-            project=project, name=name, config=config, id=run_id, resume="allow", dir=str(self.folder)
-        )
+        settings = {"project": project, "name": name, "config": config, "id": run_id, "dir": str(self.folder)}
+        try:
+            self.wandb = wandb.init(**settings, resume="allow")
+        except Exception as error:  # of its own kinds: no key, no network
+            said = next(iter(str(error).splitlines()), type(error).__name__)
+            raise UserError(
+                f"wandb_log=true, but Weights & Biases says: {said} (wandb login, WANDB_MODE=offline keeps the numbers "
+                "here, --wandb_log=false does without)"
+            ) from error
         return self.wandb.id
 
     def start_bar(self, total: int, initial: int) -> None:
@@ -122,12 +134,14 @@ def to_json_line(record: dict[str, Any]) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The events of a metrics.jsonl; a last line cut by a kill is left out."""
+    """The events of a metrics.jsonl; lines that are none, such as a last one cut by a kill, are left out."""
     events = []
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         try:
             event = json.loads(line)
         except ValueError:
+            continue
+        if not isinstance(event, dict) or not {"event", "iter"} <= event.keys():
             continue
         strange = {k: float(v) for k, v in event.items() if v in ("inf", "-inf", "nan")}
         events.append(event | strange)

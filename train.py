@@ -170,7 +170,7 @@ from model import GPT, GPTConfig, Sampler, flops_per_token, generate, parameter_
 from optimizer import cosine_schedule, make_optimizer
 from origin import check_same_data, check_tokenizer, data_identity, load_weights, resumed_settings, shape_of_checkpoint
 from pairs import open_data, sample_prompt
-from progress import RunLog, format_duration, import_wandb, perplexity
+from progress import RunLog, evaluation_line, format_duration, import_wandb, perplexity
 from sharding import beside, compile_blocks, for_generation, gather, here, shard, spread, whole
 
 BAD_STEPS = 5  # steps in a row with a loss or gradient that is not finite, until the run gives up
@@ -747,15 +747,8 @@ class Trainer:
         else:
             best = f"best validation loss {self.best_val_loss:.4f}"
             self.log.say(f"finished {self.step:,} steps in {went}{peak}: {best}, in {self.folder}/my_own_llm.pt")
-            self.log.say(
-                f"next: ./generate_text.sh --out_dir={self.folder}{' --chat=true' * bool(self.tokenizer.chat_ids)}"
-            )
-
-
-def evaluation_line(train: float, val: float) -> str:
-    """Losses and perplexity, for people."""
-    beyond = " (beyond what a number can hold: the loss is very high)" if perplexity(val) == math.inf else ""
-    return f"train loss {train:.4f}, val loss {val:.4f}, val perplexity {perplexity(val):,.2f}{beyond}"
+            chat = " --chat=true" if self.tokenizer.chat_ids else ""
+            self.log.say(f"next: ./generate_text.sh --out_dir={self.folder}{chat}")
 
 
 if __name__ == "__main__":

@@ -369,7 +369,7 @@ def test_metrics_hold_each_step_once_after_a_kill(tiny):
     """Steps after the last checkpoint come again; their first account is dropped."""
     assert fit("--max_iters=4", "--log_interval=1") == 0
     with open(tiny / "out" / "metrics.jsonl", "a") as file:
-        file.write('{"event": "train", "iter": 5, "loss": 9.0, "lr": 0.1}\n{"event": "tra')
+        file.write('{"event": "train", "iter": 5, "loss": 9.0, "lr": 0.1}\n5\n{}\n{"event": "tra')
     assert train.main(["--init_from=resume", "--max_iters=6", "--log_interval=1"]) == 0
     assert [event["iter"] for event in read_events(tiny / "out", "train")] == [1, 2, 3, 4, 5, 6]
     assert losses(tiny / "out")[5] < 5
@@ -835,6 +835,20 @@ def test_a_background_write_that_fails_stops_the_run_with_its_reason(tiny, monke
     assert not list((tiny / "out").glob("*.tmp"))
 
 
+def test_a_disk_that_is_full_for_logs_is_one_line_too(tiny, monkeypatch, capsys):
+    assert fit("--max_iters=2") == 0
+    before = (tiny / "out" / "last.pt").read_bytes()
+
+    def full(self, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(train.Trainer, "write_sample", full)
+    assert train.main(["--init_from=resume", "--max_iters=4"]) == 2
+    told = capsys.readouterr().err
+    assert "No space left on device while writing to out, its checkpoints are whole: free some space" in told
+    assert (tiny / "out" / "last.pt").read_bytes() == before
+
+
 def test_a_second_signal_stops_at_once(tiny, monkeypatch):
     slow = (
         "import sys, time; sys.path.insert(0, sys.argv.pop(1)); import train; step = train.Trainer.train_step\n"
@@ -894,6 +908,14 @@ def test_wandb_gets_the_numbers_and_a_resumed_run_its_old_id(tiny, monkeypatch):
     assert train.main(["--init_from=resume", "--max_iters=3"]) == 0
     assert calls == [("init", None), ("finish", 0), ("init", "run-1"), ("finish", 0)]
     assert any("train/loss" in numbers for _, numbers in logged) and any("eval/val_loss" in n for _, n in logged)
+
+
+@pytest.mark.slow
+def test_wandb_without_a_key_is_one_line_before_training(tiny):
+    env = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tiny), "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    process = run_program("train.py", *TINY, "--max_iters=2", "--wandb_log=true", cwd=tiny, env=env)
+    assert_loud(process, "wandb_log=true", "WANDB_MODE=offline")
+    assert "step 0" not in process.stdout and not list((tiny / "out").glob("*.pt"))
 
 
 @pytest.mark.slow
