@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from configurator import UserError
-from tools.evaluation_report import MADE_BY, write_comparison, write_report
+from tools.evaluation_report import MADE_BY, late, write_comparison, write_report
 from tools.evaluation_tables import make_tables
 from tools.generation import PEOPLE
 from tools.report_charts import Series, chart, nice_ticks, thin_out
@@ -207,6 +207,9 @@ def test_tables_in_the_browser_hold_the_numbers(pages, tmp_path, name: str) -> N
         assert cells["learning_rate"] == ["0.3506"] and cells["n_layer"] == ["24"]
         assert cells["folder"] == ["data/mine"] and "117,920,140" in cells["train"][0]
         assert cells["device"][0].startswith("cuda: NVIDIA A100")
+        assert re.findall(r"href=.#(\w+)", (pages / name).read_text(encoding="utf-8")) == [
+            *("warnings", "curves", "evaluation", "written", "samples", "settings", "data", "machine")
+        ], "links to all sections"
         assert {"curves", "evaluation", "written", "samples", "settings", "data", "machine", "warnings"} <= page.ids
     assert page.tags.count("script") == 0 and page.tags.count("title") > 1 and "broken" not in page.text[0]
     assert EVIL in "".join(page.text), "text of samples is text"
@@ -222,6 +225,7 @@ const s=getComputedStyle(d.body);document.querySelector("#found").textContent=JS
 .slice(0,80)),scroll:d.documentElement.scrollWidth,texts:texts.length,out:out.map(t=>t.textContent),pairs:
 [...d.querySelectorAll(".pairs td")].filter(e=>e.getBoundingClientRect().right>w+1).map(e=>e.textContent),samples:
 [...d.querySelectorAll("pre")].filter(e=>e.scrollWidth>e.clientWidth+1).map(e=>e.textContent),ink:s.color,
+tables:[...d.querySelectorAll(".scroll")].filter(e=>e.scrollWidth>e.clientWidth+1).map(e=>e.firstChild.id),
 page:s.backgroundColor,drawn:[...d.querySelectorAll("svg")].filter(seen).length,tall:d.documentElement.scrollHeight,
 letters:texts.map(t=>t.getBoundingClientRect().height),lines:[...d.querySelectorAll("polyline")].filter(seen).length,
 marks:[...d.querySelectorAll("line.warn,path.tick,circle.best")].filter(seen).length}})}}</script>"""
@@ -250,6 +254,7 @@ def test_pages_fit_their_width_and_can_be_read(pages, tmp_path, name: str, width
     assert found["wide"] == [] and found["scroll"] <= width, "nothing sticks out to the right"
     assert found["samples"] == [], "lines of samples are wrapped"
     assert found["pairs"] == [], "settings, data and machine need no scrolling"
+    assert "report" not in name or found["tables"] == [], "no table of a single run needs scrolling"
     assert found["out"] == [] and found["texts"] > 20, "no letter of a chart is cut"
     assert found["drawn"] == (4 if "report" in name else 6), "one of the two drawings of each chart"
     assert found["lines"] >= 8 and (found["marks"] > 15 or "report" not in name)
@@ -288,6 +293,12 @@ def test_a_run_without_evaluation_or_metrics_has_a_report_as_well(tmp_path) -> N
     folder = make_run(tmp_path / "out")
     text = write_report(read_run(folder), None, False).read_text(encoding="utf-8")
     assert "not evaluated yet" in text and "table-perplexity" not in text and "<polyline" in text
+    assert "the run finished" in text and '<a href="#evaluation">' not in text, "no link leads nowhere"
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("\n".join(lines[:40]) + "\n" + lines[40][:20])  # stopped while it wrote
+    (folder / "samples.txt").unlink()
+    cut = write_report(read_run(folder), None, False).read_text(encoding="utf-8")
+    assert "the run has not ended" in cut and "<polyline" in cut and 'id="samples"' not in cut
     bare = tmp_path / "bare"
     bare.mkdir()
     add_results(bare, evaluation())
@@ -336,6 +347,14 @@ def test_spikes_survive_thinning_out() -> None:
     assert kept == sorted(kept)
 
 
+def test_a_short_run_beside_a_long_one_does_not_bring_the_steep_start_back() -> None:
+    long, short = (
+        Series(name, [(float(i), 10.0 - i / 100) for i in range(0, end, 10)]) for name, end in (("a", 900), ("b", 60))
+    )
+    kept = late([long, short])
+    assert kept[0].points[0][0] == 90 and kept[1].points == []
+
+
 def test_axes_have_a_few_round_numbers() -> None:
     for low, high in ((0, 9000), (3.05, 10.9), (0, 6e-4), (-1, 1), (5, 5.001), (0, 1)):
         ticks = nice_ticks(low, high, 6)
@@ -371,9 +390,9 @@ def with_corpus(exact: int, near: int) -> list:
     return [evaluation()["corpus"][0] | {"exact_duplicates": exact, "near_duplicates": near}]
 
 
-def with_words(tokens: float, characters: float = 5.3, unknown: int = 0) -> list:
+def with_words(tokens: float, characters: float = 5.3, unknown: int = 0, words: int = 241859) -> list:
     """A perplexity with so many tokens and characters for a word."""
-    more = {"tokens_per_word": tokens, "characters_per_word": characters, "unknown": unknown}
+    more = {"tokens_per_word": tokens, "characters_per_word": characters, "unknown": unknown, "words": words}
     return [evaluation()["perplexity"][0] | more]
 
 
@@ -393,6 +412,7 @@ SIGNS = {
     "leak": ({}, {"corpus": with_corpus(2, 0)}, {"leak"}),
     "near leak": ({}, {"corpus": with_corpus(0, 1)}, {"leak"}),
     "foreign tokenizer": ({}, {"perplexity": with_words(1.9)}, {"tokens_per_word"}),
+    "two words say nothing": ({}, {"perplexity": with_words(4.0, words=2)}, set()),
     "at the limit": ({}, {"perplexity": with_words(1.4)}, set()),
     "no spaces": ({}, {"perplexity": with_words(25.0, 38.0)}, set()),  # H68: Chinese
     "unknown characters": ({}, {"perplexity": with_words(1.1, unknown=7)}, {"unknown_tokens"}),

@@ -32,7 +32,6 @@ def write_report(run: RunRecord, path: str | None, overwrite: bool) -> Path:
     target = Path(path) if path else run.folder / "report.html"
     tables = [table_html(table) for table in make_tables([run.results], [run.name])]
     parts = [
-        head_html(run),
         warnings_html([run]),
         section("curves", "Course of training", curves(run)),
         section("evaluation", "Evaluation", "".join(tables)),
@@ -42,7 +41,7 @@ def write_report(run: RunRecord, path: str | None, overwrite: bool) -> Path:
         section("data", "Data", pairs_html("data", "", about(run).get("data") or {})),
         section("machine", "Machine", pairs_html("machine", "", machine_of(run))),
     ]
-    return write_page(target, f"{run.name}: report", parts, overwrite)
+    return write_page(target, f"{run.name}: report", [head_html(run, parts), *parts], overwrite)
 
 
 def write_comparison(runs: list[RunRecord], path: str | None, overwrite: bool) -> Path:
@@ -196,8 +195,8 @@ def summary_table(runs: list[RunRecord]) -> Table:
     return Table("", ["", *(run.name for run in runs)], rows, [], "runs")
 
 
-def head_html(run: RunRecord) -> str:
-    """Title, what was evaluated, the few numbers, and links to the sections."""
+def head_html(run: RunRecord, parts: list[str]) -> str:
+    """Title, what was evaluated, the few numbers, and links to the sections that there are."""
     tiles = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(key)}</span></div>'
         for key, value in summary(run).items()
@@ -205,8 +204,9 @@ def head_html(run: RunRecord) -> str:
     facts = about(run)
     line = f"{facts['checkpoint']}, step {facts['step']:,}, {facts['time']}" if "time" in facts else "not evaluated yet"
     end = next((event.get("reason") for event in reversed(run.events("end"))), None)
-    state = f"; the run {'finished' if end == 'finished' else f'ended by {end}'}" if end else ""
-    names = ("curves", "evaluation", "samples", "settings", "data", "machine")
+    ended = {"finished": "finished", None: "has not ended"}.get(end, f"ended by {end}")
+    state = f"; the run {ended}" if run.history else ""
+    names = re.findall(r'<section id="(\w+)">', "".join(parts))
     links = "".join(f'<a href="#{name}">{name}</a>' for name in names)
     return f'<h1>{escape(run.name)}</h1><p class="soft">{escape(line + state)}</p><nav>{links}</nav><div class="tiles">{tiles}</div>'
 
@@ -242,7 +242,7 @@ def curves(run: RunRecord) -> str:
         marks.append(Mark("ring", step, f"best {loss:.3f}", loss))
     return (
         chart("loss, nats per token", lines, marks + warned)
-        + chart("loss, without the first tenth of the run", [late(line) for line in lines], marks + warned)
+        + chart("loss, without the first tenth of the run", late(lines), marks + warned)
         + chart("learning rate", [Series("learning rate", series(run.history, "train", "lr"), "s3")], warned)
         + chart(
             "gradient norm", [Series("gradient norm", series(run.history, "train", "grad_norm"), "s4")], warned, True
@@ -250,10 +250,10 @@ def curves(run: RunRecord) -> str:
     )
 
 
-def late(line: Series) -> Series:
-    """A line without the first tenth of its steps, which the steep start makes small."""
-    end = max((step for step, _ in line.points), default=0)
-    return dataclasses.replace(line, points=[p for p in line.points if p[0] >= end / 10])
+def late(lines: list[Series]) -> list[Series]:
+    """Lines without the first tenth of the steps of the longest, whose steep start makes the rest small."""
+    start = max((step for line in lines for step, _ in line.points), default=0) / 10
+    return [dataclasses.replace(line, points=[p for p in line.points if p[0] >= start]) for line in lines]
 
 
 def compared_curves(runs: list[RunRecord]) -> str:
@@ -268,7 +268,7 @@ def compared_curves(runs: list[RunRecord]) -> str:
         lines = [Series(run.name, series(run.history, event, key), f"s{1 + i % 7}", dots) for i, run in enumerate(runs)]
         drawn += chart(title, lines, log=key == "grad_norm")
         if "loss" in key:
-            drawn += chart(f"{title}, without the first tenth", [late(line) for line in lines])
+            drawn += chart(f"{title}, without the first tenth", late(lines))
     return drawn
 
 
@@ -279,6 +279,8 @@ def prompted_html(run: RunRecord) -> str:
         f"<pre><i>{escape(one['prompt'])}</i>{escape(one['text'])}<i>{' ■' if one['ended'] else ' …'}</i></pre>"
         for one in found[:SAMPLES]
     ]
+    if found:
+        parts.insert(0, '<p class="note">■ the text ended by itself, … it was cut at max_new_tokens</p>')
     if len(found) > SAMPLES:
         parts.append(f'<p class="note">{SAMPLES} of {len(found)}; all are in evaluation.json.</p>')
     return "".join(parts)

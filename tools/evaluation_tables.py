@@ -143,9 +143,9 @@ def task_table(results: list[dict[str, Any]], names: list[str]) -> Table | None:
             details.setdefault(key, [whole(row.get("questions")), whole(row.get("few_shot"))])
     if not rows:
         return None
-    heads = ["task", "metric", *(names if len(names) > 1 else ["value"]), "questions", "examples"]
+    heads = ["task", "metric", *(names if len(names) > 1 else ["value"]), "questions", "shots"]
     cells = [[*key, *values, *details[key]] for key, values in rows.items()]
-    return Table("Tasks", heads, cells, ["± is the standard error."], "tasks")
+    return Table("Tasks", heads, cells, ["± is the standard error; shots are the examples before a question."], "tasks")
 
 
 def generation_table(results: list[dict[str, Any]], names: list[str]) -> Table | None:

@@ -41,9 +41,10 @@ def run_tasks(
 ) -> list[dict[str, Any]]:
     """Runs the tasks that `find_tasks` found and returns a row for each task and metric. Raises UserError."""
     import datasets
-    from lm_eval import simple_evaluate
+    from lm_eval import evaluator, simple_evaluate
 
     datasets.disable_progress_bars()
+    evaluator.get_git_commit_hash = lambda: None  # of the current folder: git complains where that is no repository
     wanted, manager = tasks
     try:
         found = simple_evaluate(

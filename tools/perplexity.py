@@ -238,7 +238,10 @@ def measure_perplexity(subject: Subject, source: Any, rules: Rules, scorer: Scor
     seconds = time.monotonic() - started
     result = {"source": source.name, "tokens": tokens, **dataclasses.asdict(source.counts), "loss": total / tokens}
     result |= ratios(total, tokens, source.counts, rules)
-    return result | {"rules": describe_rules(rules, source), "seconds": seconds, "tokens_per_second": tokens / seconds}
+    described = describe_rules(rules, source, tokens) | {
+        "numbers": str(subject.model.lm_head.weight.dtype).removeprefix("torch.")
+    }
+    return result | {"rules": described, "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
 def ratios(total: float, tokens: int, counts: Counts, rules: Rules) -> dict[str, float]:
@@ -260,16 +263,15 @@ def min_of(*numbers: int | None) -> int | None:
     return min((n for n in numbers if n is not None), default=None)
 
 
-def describe_rules(rules: Rules, source: Any) -> dict[str, str]:
+def describe_rules(rules: Rules, source: Any, tokens: int) -> dict[str, str]:
     """The rules in words, which stand beside the numbers wherever these are told."""
-    between = (
-        f"{source.name}" if rules.max_tokens is None else f"the first {rules.max_tokens:,} tokens of {source.name}"
-    )
+    part = tokens >= (rules.max_tokens or math.inf)  # of files the last piece is whole, so it may be more
+    between = f"the first {tokens:,} tokens of {source.name}" if part else source.name
     first = "first of a document" if rules.bounded else "first of all"
     stride = "windows do not overlap" if rules.stride == rules.context else f"a window every {rules.stride:,} tokens"
     end = "scored" if rules.score_end or not rules.bounded else "not scored"
     return {
-        "text": between if isinstance(source, SplitSource) or rules.max_tokens else f"all of {between}",
+        "text": between if isinstance(source, SplitSource) or part else f"all of {between}",
         "detokenised": "WikiText's spacing undone" if rules.detokenize else "as it stands",
         "context": f"{rules.context:,} tokens; an end-of-text id is read before the {first}",
         "stride": f"{rules.stride:,}: {stride}, each token is scored once",

@@ -102,7 +102,8 @@ class Plot:
         if not self.log:
             return nice_ticks(self.y0, self.y1, 6)
         decades = range(math.floor(self.y0), math.ceil(self.y1) + 1)
-        steps = (1, 2, 5) if self.y1 - self.y0 < 3 else (1,)
+        span = self.y1 - self.y0
+        steps = (1, 1.5, 2, 3, 4, 5, 7) if span < 1.2 else (1, 2, 5) if span < 3 else (1,)
         values = [m * 10.0**d for d in decades for m in steps]
         return [v for v in values if self.y0 <= math.log10(v) <= self.y1]
 
@@ -169,7 +170,7 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
 
 def short(value: float) -> str:
     """A number for an axis."""
-    if value and (abs(value) < 0.001 or abs(value) >= 1e7):
+    if value and (abs(value) < 0.0001 or abs(value) >= 1e7):
         mantissa, exponent = f"{value:.2e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"

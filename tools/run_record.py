@@ -25,6 +25,7 @@ ROSE = 1.05  # times the lowest perplexity: windows are fixed, so noise is under
 ODD = 0.2  # share of unknown words above the one in held-out text
 TIMES_PEOPLE = 3  # repeats above those of held-out text
 TOKENS_PER_WORD, CHARACTERS_PER_WORD = 1.4, 15  # a script without spaces has long "words", and no such rule
+ENOUGH_WORDS = 1000  # for their tokens to say something of the tokenizer
 SAMPLE_HEAD = re.compile(r"^=== step ([\d,]+), validation loss (\S+) ===$", re.MULTILINE)
 
 ADVICE = {
@@ -36,7 +37,8 @@ ADVICE = {
     "repetition": "Usual causes: a corpus of little variety (boilerplate, lists, one source), or a tokenizer that cuts its "
     "words to pieces. Add other text and remove boilerplate, train the tokenizer on the corpus (prepare.py "
     "--tokenizer=train), and sample with --temperature=0.8 --top_k=40",
-    "tokens_per_word": "Usual cause: a tokenizer made for other text; the context holds less and each word costs more. "
+    "tokens_per_word": "Usual causes: a tokenizer made for other text, or a small vocabulary; the context holds less and "
+    "each word costs more. "
     "Train one on this corpus: prepare.py --tokenizer=train --vocab_size=32000, into another --dataset=NAME",
     "leak": "These documents make the loss too low. Remove duplicates before the corpus is split, and prepare it anew",
     "unknown_tokens": "Usual cause: characters that the tokenizer never saw. Use byte-level BPE: prepare.py "
@@ -222,6 +224,8 @@ def tokens_per_word(run: RunRecord) -> str | None:
     """The tokenizer needs many tokens for a word of the domain's own text."""
     for entry in reversed(run.results.get("perplexity") or []):
         share = entry.get("tokens_per_word") or 0
+        if entry.get("words", 0) < ENOUGH_WORDS:
+            continue
         if share > TOKENS_PER_WORD and entry.get("characters_per_word", 0) <= CHARACTERS_PER_WORD:
             name = (run.results["about"].get("tokenizer") or {}).get("name")
             return f"{entry['source']} has {share:.2f} tokens per word with the tokenizer {name}, {TOKENS_PER_WORD} is much"

@@ -27,6 +27,7 @@ from model import GPT, KeyValueCache
 from origin import OPENAI_MODELS, load_hugging_face, load_weights
 from tokenizer import END_OF_TEXT, TiktokenTokenizer, Tokenizer, load_gpt2, read_tokenizer_json
 
+CHECKPOINTS = ("my_own_llm.pt", "last.pt", "ckpt.pt")  # of a run folder, ours and nanoGPT's
 LOGITS = 1 << 25  # numbers of a part of the logits: 128 MB in float32
 SORTED_BATCHES = 32  # batches whose windows are sorted by length together, so that little is padded
 
@@ -52,7 +53,7 @@ def open_subject(name: str, device: Device) -> Subject:
         raise UserError(f"checkpoint={name} is a folder with neither my_own_llm.pt nor a Hugging Face model in it")
     if path.is_dir() and not (path / "model.safetensors").is_file():
         folder = path
-        path = next((path / n for n in ("my_own_llm.pt", "last.pt") if (path / n).is_file()), path / "my_own_llm.pt")
+        path = next((path / n for n in CHECKPOINTS if (path / n).is_file()), path / CHECKPOINTS[0])
     elif path.is_file() and (path.parent / "metrics.jsonl").is_file():
         folder = path.parent
     if path.is_dir():
