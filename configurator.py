@@ -126,6 +126,8 @@ def split_flag(config_class: type, word: str) -> tuple[str, str]:
 
 def read_config_file(config_class: type, path: str) -> dict[str, typing.Any]:
     """Runs a config file in an empty namespace and returns its settings, type-checked."""
+    if os.path.isdir(path):
+        raise UserError(f"config file {path!r} is a folder: name a .py file in it")
     if not os.path.isfile(path):
         raise UserError(f"config file {path!r} not found (config files end in .py, flags look like --key=value)")
     namespace: dict[str, typing.Any] = {}

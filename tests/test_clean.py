@@ -520,7 +520,7 @@ def test_languages_are_told_from_more_than_one_line(tmp_path) -> None:
     assert (spaced["language"], spaced["language_score"]) == (lined["language"], lined["language_score"])
     assert lined["text"] == ENGLISH and lined["language"] == "en"
     mixed = "The chapter and the verse of the day\n\n" + GERMAN * 3
-    done = clean(tmp_path, [mixed, SPANISH, ENGLISH], "--languages=de,es", "--quality=false")
+    done = clean(tmp_path, [mixed, SPANISH, ENGLISH], "--languages=DE, es", "--quality=false")
     assert [row["language"] for row in done["kept"]] == ["de", "es"]
     assert [row["filter_reason"] for row in done["dropped"]] == ["language_en"]
 
@@ -712,7 +712,11 @@ def test_bad_input_is_told_in_one_line(tmp_path) -> None:
         ("--dedup_similarity=1", "dedup_similarity=1"),
         ("--executor=slurm", "--slurm_partition"),
         ("--languages=", "languages=''"),
-        ("--workers=0", "workers"),
+        ("--languages=de,klingon", "languages=klingon not known"),
+        ("--workers=0", "workers=0"),
+        ("--task_mb=0", "task_mb=0"),
+        ("--input=", "--input="),
+        ("--out=", "--out="),
         ("--input=missing/", "missing"),
         ("--dedup=fuzzy", "minhash"),
     ],
@@ -734,6 +738,50 @@ def test_results_are_not_overwritten_unasked(tmp_path, capsys) -> None:
     assert clean_corpus.main([*flags, "--min_words=1"]) == 2 and "--overwrite=true" in capsys.readouterr().err
     assert digests(tmp_path / "out") == before and not (tmp_path / "out" / "work").exists()
     assert clean_corpus.main([*flags, "--min_words=1", "--overwrite=true"]) == 0
+
+
+@pytest.mark.parametrize("moved", range(4))
+def test_a_run_killed_while_it_publishes_loses_nothing(tmp_path, monkeypatch, moved: int) -> None:
+    """Whatever has its name already stays; the next call moves the rest."""
+    flags = ["--quality=false", "--language_threshold=0", "--repeated_lines=0", "--dedup=exact", "--paragraph_words=0"]
+    clean(tmp_path, [ENGLISH, ENGLISH, "x"], *flags)
+    wanted = digests(tmp_path / "out")
+    clean(tmp_path, ["old", "old", "older"], *flags, out="again")
+    (tmp_path / "input.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in (ENGLISH, ENGLISH, "x")))
+    real, calls = os.replace, []
+
+    def replace(source, target) -> None:
+        if Path(target).parent == tmp_path / "again":
+            calls.append(target)
+            if len(calls) > moved:
+                raise KeyboardInterrupt
+        real(source, target)
+
+    flags += [f"--input={tmp_path / 'input.jsonl'}", f"--out={tmp_path / 'again'}", "--workers=1", "--overwrite=true"]
+    monkeypatch.setattr(clean_corpus.os, "replace", replace)
+    assert clean_corpus.main(flags) == 130
+    monkeypatch.undo()
+    assert clean_corpus.main(flags) == 0
+    assert digests(tmp_path / "again") == wanted and not (tmp_path / "again" / "work").exists()
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path, capsys) -> None:
+    """Told before --overwrite=true takes the files of the other one away."""
+    from dataset import take_lock
+
+    clean(tmp_path, [ENGLISH], "--keep_work=true")
+    before = sorted((tmp_path / "out").rglob("*"))
+    with open(tmp_path / "out" / "work" / "lock") as lock:
+        assert take_lock(lock)
+        flags = [f"--input={tmp_path / 'input.jsonl'}", f"--out={tmp_path / 'out'}", "--workers=1"]
+        assert clean_corpus.main([*flags, "--overwrite=true"]) == 2
+    assert "another run is at work" in capsys.readouterr().err and sorted((tmp_path / "out").rglob("*")) == before
+
+
+def test_nothing_kept_leaves_nothing_of_the_run_before(tmp_path) -> None:
+    clean(tmp_path, [ENGLISH])
+    done = clean(tmp_path, ["too short"], "--overwrite=true")
+    assert done["kept"] == [] and len(done["dropped"]) == 1 and "nothing is left" in done["report"]["summary"][-1]
 
 
 def test_the_report_says_what_happened(tmp_path) -> None:

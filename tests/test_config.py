@@ -251,8 +251,8 @@ def test_a_flag_without_a_value_is_an_error_that_shows_how():
 
 @pytest.mark.parametrize("word", ["config/none.py", "whole=5", "-w=5", "", "."])
 def test_a_word_that_is_neither_file_nor_flag_is_an_error(word, config_file):
-    said = error_of(word)
-    assert said == f"config file {word!r} not found (config files end in .py, flags look like --key=value)"
+    what = "is a folder: name a .py file in it" if word == "." else "not found (config files end in .py, flags look "
+    assert error_of(word) == f"config file {word!r} {what}" + ("" if word == "." else "like --key=value)")
 
 
 # --- config files --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,10 @@ def test_one_file_is_enough(corpus) -> None:
     ("flag", "part"),
     [
         ("--vocab_size=259", "vocab_size=259"),
+        ("--sample_mb=0", "sample_mb=0 is"),
+        ("--held_out_mb=0", "held_out_mb=0 is"),
+        ("--out=.", "is a folder"),
+        ("--out=corpus.jsonl/t.json", "corpus.jsonl"),
         ("--table=8000,x", "table="),
         ("--held_out=0", "held_out=0"),
         ("--document=page", "heading"),
@@ -136,7 +141,8 @@ def test_one_file_is_enough(corpus) -> None:
 )
 def test_wrong_settings_are_told(corpus, capsys, flag: str, part: str) -> None:
     assert train(flag) == 2
-    errors = capsys.readouterr().err
+    output, errors = capsys.readouterr()
+    assert "training on" not in output
     assert errors.startswith("error: ") and part in errors and errors.count("\n") == 1 and not Path("t.json").exists()
 
 
@@ -162,6 +168,14 @@ def test_odd_unicode_has_the_same_ids_in_both_engines(corpus) -> None:
     for _ in range(3000):
         odd = "".join(chr(rng.choice(rng.choice(pools))) for _ in range(rng.randint(1, 24)))
         assert fast.encode(odd).tolist() == inner.encode(odd, add_special_tokens=False).ids, repr(odd)
+
+
+def test_the_next_command_reads_the_corpus_the_same_way(corpus, capsys) -> None:
+    rows = "".join(json.dumps({"body": text}) + "\n" for text in german(20))
+    Path("my rows.jsonl").write_text(rows, encoding="utf-8")
+    assert train("--input=my rows.jsonl", "--text_column=body") == 0
+    command = capsys.readouterr().out.rstrip("\n").rpartition("next: ")[2].replace("NAME", "x")
+    assert prepare.main([*shlex.split(command)[1:], "--num_proc=1"]) == 0
 
 
 def test_prepare_takes_it_on(corpus) -> None:

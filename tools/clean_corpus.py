@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configurator import UserError, format_overrides, load_config, program
-from dataset import take_lock
+from dataset import take_lock, write_atomically
 
 # settings that do not change the result
 NOT_COMPARED = "executor workers slurm_partition slurm_time memory_gb stall_minutes overwrite keep_work".split()
@@ -94,8 +94,9 @@ class CleanConfig:
     def __post_init__(self) -> None:
         if not 0.1 <= self.dedup_similarity <= 0.99:
             raise UserError(f"dedup_similarity={self.dedup_similarity} is no similarity from 0.1 to 0.99")
-        if min(self.workers, self.task_mb, self.memory_gb, self.stall_minutes, self.shingle_words) < 1:
-            raise UserError("workers, task_mb, memory_gb, stall_minutes and shingle_words start at 1")
+        for name in ("workers", "task_mb", "memory_gb", "stall_minutes", "shingle_words"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)} is too small: it starts at 1")
         if self.executor == "slurm" and not self.slurm_partition:
             raise UserError("--executor=slurm needs --slurm_partition=NAME (sinfo lists them)")
         if self.languages is not None and not all(self.wanted_languages):
@@ -104,7 +105,7 @@ class CleanConfig:
     @property
     def wanted_languages(self) -> list[str] | None:
         """The languages to keep, None for any."""
-        return None if self.languages is None else [name.strip() for name in self.languages.split(",")]
+        return None if self.languages is None else [name.strip().lower() for name in self.languages.split(",")]
 
 
 @program
@@ -128,11 +129,11 @@ def main(argv: list[str]) -> int:
     tasks = plan_tasks(files, task_bytes)
     settings = {k: v for k, v in dataclasses.asdict(config).items() if k not in NOT_COMPARED}
     settings["fingerprint"] = fingerprint(tasks)
+    refuse_second_run(out)
     if already_done(config, out, settings):
         return 0
     with open(out / "work" / "lock", "a") as lock:
-        if not take_lock(lock):
-            raise UserError(f"another run is at work in {out}: wait for it, or take another --out=")
+        take_lock(lock)
         print(f"{len(tasks):,} tasks on {config.workers} workers ({config.executor})")
         try:
             seconds = run_stages(config, out / "work", tasks, task_bytes)
@@ -143,6 +144,14 @@ def main(argv: list[str]) -> int:
     for line in json.loads((out / "report.json").read_text(encoding="utf-8"))["summary"]:
         print(line)
     return 0
+
+
+def refuse_second_run(out: Path) -> None:
+    """Raises UserError while another run is at work in the folder: before --overwrite takes its files away."""
+    if (out / "work" / "lock").exists():
+        with open(out / "work" / "lock", "a") as lock:
+            if not take_lock(lock):
+                raise UserError(f"another run is at work in {out}: wait for it, or take another --out=")
 
 
 def task_size(config: CleanConfig, files: list[str]) -> int:
@@ -162,37 +171,48 @@ def already_done(config: CleanConfig, out: Path, settings: dict[str, Any]) -> bo
     ours = report.exists() or stored.exists()
     if not ours and any((out / name).exists() for name in ("corpus", "dropped", "work")):
         raise UserError(f"{out} holds folders of another program: take another --out=")
-    if config.overwrite:
-        shutil.rmtree(out / "work", ignore_errors=True)
-    elif report.exists():
-        if json.loads(report.read_text(encoding="utf-8")).get("settings") == settings:
-            print(f"{out} is already clean (--overwrite=true makes it anew)")
-            return True
+    made, begun = read_json(report).get("settings"), read_json(stored)
+    if made == settings and not config.overwrite:
+        print(f"{out} is already clean (--overwrite=true makes it anew)")
+        return True
+    if report.exists() and not config.overwrite:
         raise UserError(
             f"{out} holds a corpus cleaned with other settings or input: --overwrite=true, or another --out="
         )
-    elif stored.exists():
-        old = json.loads(stored.read_text(encoding="utf-8"))
-        changed = [f"{k} was {old.get(k)!r}, now {settings.get(k)!r}" for k in settings if old.get(k) != settings[k]]
-        if changed:
-            raise UserError(f"{out} holds a stopped run with other settings ({'; '.join(changed)}): --overwrite=true")
+    if begun == settings != made:
         print(f"going on with the stopped run in {out}")
-    stored.parent.mkdir(parents=True, exist_ok=True)
-    partial = stored.with_suffix(".tmp")
-    partial.write_text(json.dumps(settings), encoding="utf-8")
-    os.replace(partial, stored)
+        return False
+    if begun and not config.overwrite:
+        changed = [f"{k} was {begun.get(k)!r}, now {settings[k]!r}" for k in settings if begun.get(k) != settings[k]]
+        raise UserError(f"{out} holds a stopped run with other settings ({'; '.join(changed)}): --overwrite=true")
+    shutil.rmtree(out / "work", ignore_errors=True)
+    for name in ("corpus", "dropped"):  # though nothing may be kept, or nothing dropped
+        (out / "work" / "results" / name).mkdir(parents=True)
+    write_atomically(stored, json.dumps(settings).encode())
     return False
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """A file with a JSON object; an empty one where there is none, or another program's."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def publish(config: CleanConfig, out: Path) -> None:
-    """Moves the results to their names, the report last, and takes the files between the stages away."""
+    """Moves the results to their names, the report last, and takes the files between the stages away.
+
+    What was moved before a run was stopped here is no longer among the results, and stays.
+    """
     (out / "report.json").unlink(missing_ok=True)
     for name in ("corpus", "dropped", "report.html", "report.json"):
-        target = out / name
-        if target.is_dir():
+        source, target = out / "work" / "results" / name, out / name
+        if source.exists() and target.is_dir():
             shutil.rmtree(target)
-        if (out / "work" / "results" / name).exists():
-            os.replace(out / "work" / "results" / name, target)
+        if source.exists():
+            os.replace(source, target)
     if not config.keep_work:
         shutil.rmtree(out / "work")
 

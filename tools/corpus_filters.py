@@ -101,6 +101,16 @@ def find_language_model() -> Path:
     return path
 
 
+def check_languages(wanted: list[str] | None) -> None:
+    """Raises UserError where the model is missing or does not know a language, which would drop all of the corpus."""
+    known = {label.removeprefix("__label__") for label in LocalModel().model.get_labels()}
+    unknown = [name for name in wanted or [] if name not in known]
+    if unknown:
+        raise UserError(
+            f"languages={','.join(unknown)} not known: codes such as de, en, zh; all: {' '.join(sorted(known))}"
+        )
+
+
 def language_sample(text: str) -> str:
     """Up to SAMPLES places of SAMPLE characters spread over a text, in one line, without what is no language."""
     if len(text) > SAMPLE * SAMPLES:

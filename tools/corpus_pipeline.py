@@ -22,7 +22,7 @@ from datatrove.pipeline.dedup.minhash import MinhashConfig
 from configurator import UserError
 from tools.corpus_dedup import Duplicates, ExactSignature, FirstSurvives, MinhashSignature, choose_bands
 from tools.corpus_executors import Stages
-from tools.corpus_filters import Languages, Lines, Quality, Repetition, Sentences, find_language_model
+from tools.corpus_filters import Languages, Lines, Quality, Repetition, Sentences, check_languages
 from tools.corpus_input import CorpusReader, Extract, is_page, lost_pages
 from tools.corpus_lines import (
     FrequentLines,
@@ -57,7 +57,7 @@ def drop_writer(work: Path, stage: str) -> DropWriter:
 def run_stages(config: CleanConfig, work: Path, tasks: list[Any], task_bytes: int) -> dict[str, float]:
     """All stages; returns the seconds of each."""
     if config.languages or config.language_threshold:
-        find_language_model()
+        check_languages(config.wanted_languages)
     cluster = {"partition": config.slurm_partition, "time": config.slurm_time, "memory_gb": config.memory_gb}
     cluster["stall_minutes"] = config.stall_minutes
     stages = Stages(work / "logs", config.executor, config.workers, **cluster)

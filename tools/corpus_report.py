@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,13 @@ STAGES = {  # in the order in which a document meets them
     "paragraphs": "nothing but paragraphs of earlier documents",
 }
 USUAL = (0.40, 0.60)  # of raw web text is dropped, roughly: FineWeb (arXiv 2406.17557) and RefinedWeb (2306.01116)
-STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse;width:100%;margin:.5em 0 1.5em}td,th{padding:.15em .6em;text-align:right}
-th{border-bottom:1px solid #999}td:first-child,th:first-child{text-align:left}
-.bar{display:inline-block;height:.8em;background:#c8501e}.kept{background:#1f5fa8}
-blockquote{margin:.2em 0 .6em 1em;color:#555;font-size:13px;overflow-wrap:anywhere}code{background:#eee;padding:.1em .3em}"""
+STYLE = """:root{color-scheme:light dark}
+body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;overflow-wrap:anywhere}
+.wide{overflow-x:auto;margin:.5em 0 1.5em}table{border-collapse:collapse;width:100%}
+td,th{padding:.15em .6em;text-align:right;white-space:nowrap}th{border-bottom:1px solid #888}
+td:first-child,th:first-child{text-align:left}td:last-child{text-align:left}
+.bar{display:inline-block;height:.8em;background:#c8501e}.kept{background:#3b82c4}
+blockquote{margin:.2em 0 .6em 1em;opacity:.75;font-size:13px}code{background:#8883;padding:.1em .3em}"""
 
 
 def write_report(work: Path, results: Path, settings: dict[str, Any], seconds: dict[str, float]) -> None:
@@ -131,7 +134,8 @@ def summary(report: dict[str, Any], out: Path) -> list[str]:
         lines.append(f"nothing is left: see which rule dropped it in {out}/report.html")
         return lines
     lines.append(f"report: {out}/report.html, what was dropped: {out}/dropped/")
-    lines.append(f"next: python -m tools.train_tokenizer --input={out}/corpus --out={out}/tokenizer.json")
+    flags = [f"--input={out}/corpus", f"--out={out}/tokenizer.json"]
+    lines.append(f"next: python -m tools.train_tokenizer {shlex.join(flags)}")
     return lines
 
 
@@ -141,10 +145,9 @@ def summary(report: dict[str, Any], out: Path) -> list[str]:
 def to_html(report: dict[str, Any]) -> str:
     """The report as a page."""
     given = report["input"]
-    body = [
-        "<h1>What was kept, what was dropped</h1>",
-        *(f"<p>{html.escape(line)}</p>" for line in report["summary"][-4:]),
-    ]
+    told = sum(stage["dropped"]["documents"] > 0 for stage in report["stages"])  # lines that the table repeats
+    body = ["<h1>What was kept, what was dropped</h1>"]
+    body += [f"<p>{html.escape(line)}</p>" for line in report["summary"][told:]]
     rows = [(name, report[name], "kept") for name in ("input", "extracted", "kept")]
     rows += [(f"dropped by {stage['stage']}", stage["dropped"], "") for stage in report["stages"]]
     body.append(table("stage", [(name, part, share(part, given), kind) for name, part, kind in rows]))
@@ -170,7 +173,8 @@ def to_html(report: dict[str, Any]) -> str:
         body.append(bars(report["caught"]))
         body.append("<p>Clusters by the documents in them:</p>" + bars(report["clusters"]))
     page = "\n".join(body)
-    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Corpus</title><style>{STYLE}</style>{page}</html>\n'
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Corpus</title>'
+    return f'<!doctype html><html lang="en">{head}<style>{STYLE}</style>{page}</html>\n'
 
 
 def table(first: str, rows: list[tuple[str, dict[str, int], float, str]]) -> str:
@@ -179,16 +183,16 @@ def table(first: str, rows: list[tuple[str, dict[str, int], float, str]]) -> str
     for name, part, of_all, kind in rows:
         numbers = "".join(f"<td>{part[what]:,}" for what in ("documents", "characters", "tokens"))
         bar = f'<span class="bar {kind}" style="width:{min(1, of_all) * 12:.2f}em"></span>'
-        cells.append(f'<tr><td>{html.escape(name)}{numbers}<td>{of_all:.1%}<td style="text-align:left">{bar}</tr>')
-    return f"<table>{''.join(cells)}</table>"
+        cells.append(f"<tr><td>{html.escape(name)}{numbers}<td>{of_all:.1%}<td>{bar}</tr>")
+    return f'<div class="wide"><table>{"".join(cells)}</table></div>'
 
 
 def bars(numbers: dict[str, float]) -> str:
     """Numbers with bars."""
     most = max(numbers.values(), default=1) or 1
     rows = (
-        f'<tr><td>{html.escape(str(name)) or "not asked"}<td>{value:,}<td style="text-align:left">'
-        f'<span class="bar kept" style="width:{20 * value / most:.2f}em"></span></tr>'
+        f"<tr><td>{html.escape(str(name)) or 'not asked'}<td>{value:,}<td>"
+        f'<span class="bar kept" style="width:{14 * value / most:.2f}em"></span></tr>'
         for name, value in numbers.items()
     )
-    return f"<table>{''.join(rows)}</table>"
+    return f'<div class="wide"><table>{"".join(rows)}</table></div>'

@@ -15,7 +15,9 @@ import dataclasses
 import json
 import os
 import random
+import shlex
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +31,7 @@ from tokenizer import CHAT_TOKENS, TiktokenTokenizer, load_gpt2, read_tokenizer_
 
 UNIT = 1 << 17  # characters of a longer document that are drawn together
 MANY_TOKENS = 1.4  # for a word; an English text in GPT-2's tokens has 1.3
+READING = ("document", "text_column", "skip_bad_rows")  # settings that prepare.py must be given, too
 LONG_WORDS = 20  # bytes for a word, above which a script has no spaces and words say nothing
 
 
@@ -54,11 +57,11 @@ class TokenizerConfig:
             raise UserError(
                 f"vocab_size={self.vocab_size} is too small or large: 256 bytes, 4 special tokens, and merges"
             )
-        if self.sample_mb < 1 or self.held_out_mb < 1 or not 0 < self.held_out < 1:
-            raise UserError(
-                f"sample_mb={self.sample_mb} and held_out_mb={self.held_out_mb} start at 1, held_out={self.held_out} lies "
-                "between 0 and 1"
-            )
+        for name in ("sample_mb", "held_out_mb"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)} is too small: it starts at 1")
+        if not 0 < self.held_out < 1:
+            raise UserError(f"held_out={self.held_out} is no share between 0 and 1")
         if not all(size.strip().isdigit() and int(size) >= 260 for size in self.listed):
             raise UserError(f"table={self.table!r} is no list of sizes from 260 on, such as 8000,16000")
 
@@ -77,15 +80,18 @@ def main(argv: list[str]) -> int:
     if not config.input:
         raise UserError("name the corpus: --input=FILES")
     out = Path(config.out)
+    if out.is_dir():
+        raise UserError(f"--out={config.out} is a folder: name a file, such as {out / 'tokenizer.json'}")
     if out.exists() and not config.overwrite:
         raise UserError(f"{out} exists: --overwrite=true replaces it, or name another --out=")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=out.parent).close()  # a place that takes no file is told before the training
     training, held_out = draw_texts(config)
     sizes = sorted({config.vocab_size, *map(int, config.listed)})
     characters = sum(map(len, training))
     print(f"training on {characters / 1e6:,.1f} million characters, judging on {sum(map(len, held_out)) / 1e6:,.1f}")
     largest = train_tokenizer(iter(training), sizes[-1], show_progress=sys.stderr.isatty())
     chosen = read_tokenizer_json(cut_vocabulary(largest, config.vocab_size), out.name)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, chosen.identity["json"].encode())
     if chosen.vocab_size < config.vocab_size:
         print(f"vocabulary: {chosen.vocab_size:,} of {config.vocab_size:,} entries, this corpus yields no more")
@@ -98,7 +104,9 @@ def main(argv: list[str]) -> int:
         rows.append(measure("this one", chosen, held_out, training))
     for line in [*table_lines(rows), *advice(rows)]:
         print(line)
-    print(f"next: ./prepare_data.sh --dataset=NAME --input={config.input} --tokenizer={out} --val_fraction=0.05")
+    flags = ["--dataset=NAME", f"--input={config.input}", f"--tokenizer={out}", "--val_fraction=0.05"]
+    flags += [f"--{name}={getattr(config, name)}" for name in READING if name in origins]
+    print(f"next: ./prepare_data.sh {shlex.join(flags)}")
     return 0
 
 
