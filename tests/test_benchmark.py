@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from configurator import UserError
 from tools import benchmark, benchmark_cases
 from tools.benchmark import BenchmarkConfig, Row, by_turns
 
@@ -66,6 +67,12 @@ def test_a_training_step_is_measured_against_the_peer_and_the_products_of_matric
     (row,) = benchmark_cases.measure_train(small(peer=str(peer)), tmp_path)
     assert row.ours > 0 and [name.split()[0] for name in row.others] == ["nanoGPT", "matmul"]
     assert row.ours < list(row.others.values())[1]  # nothing beats its limit
+
+
+def test_a_peer_that_fails_is_named(tmp_path, peer):
+    (peer / "model.py").write_text(PEER.replace("return logits,", "raise ValueError('odd')"))
+    with pytest.raises(UserError, match=f"peer={peer} could not make a training step"):
+        list(benchmark_cases.measure_train(small(peer=str(peer)), tmp_path))
 
 
 def test_the_step_that_is_measured_learns(tmp_path):

@@ -117,6 +117,13 @@ def seconds_of(
     return clock() - started
 
 
+def waiter(kind: str) -> Callable[[], None]:
+    """What returns once the device has done all it was given."""
+    import torch
+
+    return torch.cuda.synchronize if kind == "cuda" else lambda: None
+
+
 @program
 def main(argv: list[str]) -> int:
     """Measures what is asked for and prints the table as it comes."""

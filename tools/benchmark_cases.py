@@ -29,16 +29,11 @@ from device import choose_device, pack_linears
 from loss import LOSS_CHUNK_ROWS, cross_entropy
 from model import GPT, GPTConfig, Sampler, flops_per_token, generate
 from optimizer import make_optimizer
-from tools.benchmark import BenchmarkConfig, Row, by_turns, seconds_of
+from tools.benchmark import BenchmarkConfig, Row, by_turns, seconds_of, waiter
 from train import TrainConfig, Trainer
 
 ROOT = Path(__file__).parent.parent
 MEDIUM = GPTConfig(n_layer=24, n_head=16, n_embd=1024)
-
-
-def waiter(kind: str) -> Callable[[], None]:
-    """What returns once the device has done all it was given."""
-    return torch.cuda.synchronize if kind == "cuda" else lambda: None
 
 
 def random_ids(path: Path, count: int, vocabulary: int) -> None:
@@ -56,15 +51,12 @@ def measure_train(c: BenchmarkConfig, folder: Path) -> Iterator[Row]:
         data.mkdir()
         random_ids(data / "train.bin", 2_000_000, min(vocabulary, 50257))
         shape = GPTConfig(c.block_size, vocabulary, c.n_layer, c.n_head, c.n_embd, 0.0, bias=False, gelu="exact")
-        tasks = {"ours": training_step(c, shape, data, device)}
-        if c.peer:
-            from tools import benchmark_peers
-
-            arguments = (c.peer, shape, data / "train.bin", c.batch_size, device, c.compile)
-            with contextlib.redirect_stdout(io.StringIO()):
-                tasks["nanoGPT"] = benchmark_peers.nanogpt_step(*arguments)
         wait, tokens = waiter(device.kind), c.batch_size * c.block_size
-        timed = {name: functools.partial(seconds_of, step, wait, c.timer) for name, step in tasks.items()}
+        timed = {"ours": functools.partial(seconds_of, training_step(c, shape, data, device), wait, c.timer)}
+        if c.peer:
+            from tools.benchmark_peers import NanogptStep
+
+            timed["nanoGPT"] = NanogptStep(c.timer, c.peer, shape, data / "train.bin", c.batch_size, device, c.compile)
         side, dtype = 8192 if device.kind == "cuda" else 2048, device.dtype
         a, b = (torch.randn(side, side, device=device.torch, dtype=dtype) for _ in range(2))
         timed["matmul"] = functools.partial(seconds_of, lambda a=a, b=b: a @ b, wait, c.timer)

@@ -6,7 +6,9 @@ Out: functions that do one piece of work. Apart from tools.benchmark_cases becau
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
 import multiprocessing
 import sys
@@ -18,7 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from configurator import UserError
 from model import GPTConfig
+from tools.benchmark import seconds_of, waiter
 
 
 def nanogpt(peer: str) -> Any:
@@ -35,6 +39,35 @@ def nanogpt_model(peer: str, shape: GPTConfig) -> torch.nn.Module:
     module = nanogpt(peer)
     keys = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias")
     return module.GPT(module.GPTConfig(**{key: getattr(shape, key) for key in keys}))
+
+
+class NanogptStep:
+    """Steps of nanoGPT in a process of their own, which has none of what the toolkit sets for itself; a call makes one
+    and returns its seconds by the clock `timer`. Raises UserError where the checkout fails, whose own words stand above.
+    """
+
+    def __init__(self, timer: Callable[[], float], peer: str, *arguments: Any) -> None:
+        start, self.peer = multiprocessing.get_context("spawn"), peer
+        self.pipe, end = start.Pipe()
+        start.Process(target=serve_steps, args=(end, timer, peer, *arguments), daemon=True).start()
+        end.close()
+
+    def __call__(self) -> float:
+        try:
+            self.pipe.send("step")
+            return self.pipe.recv()
+        except (EOFError, OSError) as error:
+            raise UserError(f"peer={self.peer} could not make a training step") from error
+
+
+def serve_steps(pipe: Any, timer: Callable[[], float], *arguments: Any) -> None:
+    """The other side of NanogptStep, until the pipe closes."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        step = nanogpt_step(*arguments)
+    wait = waiter(arguments[-2].kind)
+    with contextlib.suppress(EOFError):
+        while pipe.recv():
+            pipe.send(seconds_of(step, wait, timer))
 
 
 def nanogpt_step(peer: str, shape: GPTConfig, ids: Path, batch_size: int, device: Any, compiled: bool) -> Callable:
