@@ -220,7 +220,7 @@ class TokenData:
             raise UserError(f"{self.folder} is unfinished, prepare.py is at work or was stopped: run prepare.py again")
         if not (self.folder / "train.bin").is_file():
             raise UserError(
-                f"no prepared data in {self.folder}: ./prepare_data.sh makes them, or name another --dataset="
+                f"no prepared data in {self.folder}: make them (./prepare_data.sh), or name another --dataset="
             )
         found = [split for split in ("train", "val", "test") if (self.folder / f"{split}.bin").is_file()]
         sizes = {split: {"tokens": os.path.getsize(self.folder / f"{split}.bin") // 2} for split in found}

@@ -41,10 +41,9 @@ REPEATED, REPEATED_AFTER = 0.3, 0.2  # share of 4-grams (text by people: under 5
 ADVICE = {
     "many_epochs": "Usual causes: a small corpus, or the step count of a larger one. Set a smaller --max_iters (4 epochs "
     "are nearly as good as new text), or keep it with --dropout=0.2 and --patience=5, or add text",
-    "few_tokens_per_parameter": "The run is in order and good for a trial; about 20 would make the best of the size "
-    "(Hoffmann et al. 2022). Usual cause: a model made for more text. For better results take a smaller one (--n_layer, "
-    "--n_embd; config/train_gpt2_small.py in place of Medium), or trained weights (--init_from=FILE); else more text with "
-    "--dropout=0.2 and --patience=5, or for a short run a larger --max_iters",
+    "few_tokens_per_parameter": "The run is in order; the best of this size takes about 20 (Hoffmann et al. 2022). Usual "
+    "cause: a model made for more text. A smaller one (--n_layer, --n_embd; config/train_gpt2_small.py in place of Medium) "
+    "or trained weights (--init_from=FILE) do better; so do more text, and for a short run a larger --max_iters",
     "loss_spike": "Usual causes: a learning rate too high for now, or odd text (noise, one token over and over). A single "
     "one does no harm. If they return: --init_from=resume with a lower --learning_rate or --grad_clip=0.5",
     "divergence": "Usual causes: a learning rate too high, too short a warm-up, float16. my_own_llm.pt holds the best model "
