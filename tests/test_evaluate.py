@@ -167,6 +167,7 @@ def test_windows_score_each_token_once_with_as_much_context_as_there_is(stride: 
         assert np.array_equal(window.inputs, tokens[max(0, last - 8) : last])
         scored += window.targets.tolist()
     assert scored == ids.tolist()
+    assert len(whole) == 1 + max(0, math.ceil((length - 8) / stride)), "the first window scores all that it reads"
 
 
 def test_documents_in_one_stream_keep_their_ends() -> None:

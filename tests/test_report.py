@@ -316,7 +316,9 @@ def test_results_are_collected_and_those_of_other_weights_go(tmp_path) -> None:
     assert [entry["loss"] for entry in found["perplexity"]] == [math.inf, 3.2] and "generation" in found
     assert "NaN" not in (text := (tmp_path / "evaluation.json").read_text()) and "Infinity" not in text
     newer = {"about": other["about"] | {"step": 6000}, "perplexity": other["perplexity"]}
-    assert "out/my_own_llm.pt, step 5,400: they are replaced" in add_results(tmp_path, newer)
+    before = (tmp_path / "evaluation.json").read_text()
+    assert "out/my_own_llm.pt, step 5,400, are in" in add_results(tmp_path, newer)
+    assert (tmp_path / "evaluation.my_own_llm-5400.json").read_text() == before, "hours of tasks are not lost"
     assert len(read_run(tmp_path).results["perplexity"]) == 1 and "generation" not in read_run(tmp_path).results
     (tmp_path / "evaluation.json").write_text('{"format_version": 1')
     with pytest.raises(UserError, match=r"evaluation.json is damaged"):

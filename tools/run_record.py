@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -114,17 +115,17 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def add_results(folder: Path, new: dict[str, Any]) -> str | None:
-    """Adds results to evaluation.json. The same measurement replaces the older one; those of other weights go, and a
-    line that says so is returned.
+    """Adds results to evaluation.json. The same measurement replaces the older one; those of other weights go to a file of
+    their own, and a line that says so is returned.
     """
     old = read_results(folder)
     same = old.get("about", {}).get("step") == new["about"]["step"]
     note = None
     if old and (not same or Path(old["about"]["checkpoint"]).name != Path(new["about"]["checkpoint"]).name):
         was = old["about"]
-        note = (
-            f"{folder}/evaluation.json held the results of {was['checkpoint']}, step {was['step']:,}: they are replaced"
-        )
+        kept = folder / f"evaluation.{Path(was['checkpoint']).stem}-{was['step']}.json"
+        os.replace(folder / "evaluation.json", kept)
+        note = f"the results of {was['checkpoint']}, step {was['step']:,}, are in {kept} now"
         old = {}
     results = old | new | {"format_version": FORMAT_VERSION}
     for kind, identity in (
