@@ -8,6 +8,7 @@ import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -1073,7 +1074,54 @@ def test_a_process_that_is_killed_ends_the_others_and_is_told(tiny):
         capture_output=True,
         timeout=120,
     )
-    assert process.returncode == 137 and "error: process 1 was killed by signal 9" in process.stderr
+    assert process.returncode == 137 and process.stderr.startswith("error: process 1 was killed by signal 9")
+    assert process.stderr.count("\n") == 1, process.stderr  # nothing of the connection that the other one lost
+
+
+@pytest.mark.slow
+def test_a_fault_that_one_process_alone_meets_is_told_by_it(tiny):
+    """The first one finds a closed connection, which is no news."""
+    script = tiny / "fault.py"
+    script.write_text(
+        "import os, sys; sys.path.insert(0, sys.argv.pop(1)); import device, train\n"
+        "device.GIVE_WAY_SECONDS = 1; step = train.Trainer.train_step\n"
+        "def fail(self):\n"
+        "    if self.step == 3 and self.device.rank == 1: raise train.UserError('id 100 is strange')\n"
+        "    return step(self)\n"
+        "train.Trainer.train_step = fail; code = train.main(sys.argv[1:]); sys.stdout.flush(); os._exit(code)"
+    )
+    process = subprocess.run(
+        [*LAUNCH, "--nproc_per_node=2", str(script), str(ROOT), *TINY, "--gradient_accumulation_steps=2"],
+        cwd=tiny,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert process.returncode == 2 and process.stderr == "error: id 100 is strange\n"
+
+
+@pytest.mark.slow
+def test_two_machines_train_as_one_and_stop_together(tiny):
+    """The README's command, twice on this machine; a signal to one of them stops both at one step, saved once."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"--rdzv_endpoint=127.0.0.1:{free.getsockname()[1]}"
+    flags = [*TINY, "--gradient_accumulation_steps=2", "--max_iters=100000", "--eval_interval=100000"]
+    command = [*LAUNCH[:2], "--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d", endpoint, str(ROOT / "train.py")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": tiny}
+    machines = [subprocess.Popen([*command, *flags], start_new_session=True, **pipes) for _ in range(2)]
+    deadline = time.monotonic() + 90
+    while not (tiny / "out/metrics.jsonl").exists() or len(read_events(tiny / "out", "train")) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    machines[1].send_signal(signal.SIGTERM)
+    said = "".join(machine.communicate(timeout=40)[0] for machine in machines)
+    assert [machine.returncode for machine in machines] == [143, 143] and "Traceback" not in said, said
+    assert said.count("stopped and saved at step") == 1 and said.count("device   cpu") == 1, said
+    assert load_checkpoint(tiny / "out" / "last.pt")["iter_num"] >= 10
+    for machine in machines:
+        with pytest.raises(ProcessLookupError):
+            os.killpg(machine.pid, 0)
 
 
 # --- real text -----------------------------------------------------------------------------------------------------
