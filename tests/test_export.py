@@ -16,6 +16,7 @@ from conftest import TINY, assert_loud, char_tokenizer, fill_randomly, run_progr
 import train
 from chat import chat_tokenizer, encode_chat
 from checkpoint import FORMAT_VERSION, build_model, load_checkpoint, save_checkpoint
+from configurator import UserError
 from model import GPT, GPTConfig, Sampler, generate
 from origin import load_weights
 from tokenizer import CHAT_TOKENS, load_gpt2, read_tokenizer_json, train_tokenizer
@@ -190,6 +191,28 @@ def test_conversations_have_the_same_ids_everywhere(own_tokenizer, tmp_path, mon
         folder = export(checkpoint, "--format=gguf")
         asked = Questions([], [1], 1, [], talks)
         assert ask_llama(folder / "chat-f32.gguf", 64, asked).conversations == wanted
+
+
+def test_eight_bits_for_vllm(own_tokenizer, tmp_path, capsys) -> None:
+    """vLLM 0.32 ran such a folder; it transposes each `.weight` of a Conv1D, and takes a scale (out, 1) as it is."""
+    from safetensors.torch import load_file
+
+    checkpoint = save_random(tmp_path / "run", own_tokenizer, bias=False, gelu="exact")
+    folder = export(checkpoint, "--quant=int8")
+    stored, exact = load_file(folder / "model.safetensors"), our_model(checkpoint).state_dict()
+    kept = hugging_face.load_back(folder)
+    assert kept.config.gelu == "exact" and "int8" in capsys.readouterr().out
+    for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
+        name = f"transformer.h.1.{name}.weight"
+        assert stored[name].dtype == torch.int8 and stored[name].shape == exact[name].t().shape
+        assert stored[f"{name}_scale"].shape == (len(exact[name]), 1) and stored[name].abs().max() == 127
+        error = (kept.state_dict()[name] - exact[name]).norm() / exact[name].norm()
+        assert 1e-4 < error < 0.01
+    assert stored["transformer.wte.weight"].dtype == torch.bfloat16
+    config = json.loads((folder / "config.json").read_text())
+    assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] == 8
+    with pytest.raises(UserError, match="weight_scale"):  # it is for vLLM alone
+        build_model(load_weights(str(folder)), folder)
 
 
 def test_merges_of_gpt2_are_its_own() -> None:
@@ -404,7 +427,7 @@ def test_faults_are_told(own_tokenizer, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(gguf_file.shutil, "which", lambda name: None)
     monkeypatch.setattr(gguf_file.importlib.util, "find_spec", lambda name: None)
     for flags, parts in {
-        (checkpoint, "--quant=q8_0"): ["--quant=q8_0", "f32, bf16, f16"],
+        (checkpoint, "--quant=q8_0"): ["--quant=q8_0", "f32, bf16, f16, int8"],
         (checkpoint, "--format=gguf", "--quant=q3"): ["--quant=q3", "q4_k_m"],
         (checkpoint, "--format=gguf", "--quant=q4_k_m"): ["llama-quantize", "pip install llama-cpp-python"],
         (checkpoint, "--name=../x"): ["--name=../x"],

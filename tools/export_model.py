@@ -19,7 +19,10 @@ from typing import Literal
 
 from configurator import UserError, answer_help, format_overrides, load_config, program
 
-QUANTS = {"hf": ("f32", "bf16", "f16"), "gguf": ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k")}
+QUANTS = {
+    "hf": ("f32", "bf16", "f16", "int8"),
+    "gguf": ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,7 @@ class ExportConfig:
     checkpoint: str = "out/my_own_llm.pt"  # what to export
     format: Literal["hf", "gguf"] = "hf"  # hf = for transformers and vLLM, gguf = for llama.cpp and Ollama
     out: str | None = None  # the folder to write; none = hf or gguf beside the checkpoint
-    quant: str | None = None  # f32 (none), bf16, f16; for gguf also q8_0 q4_0 q4_k_m q5_k_m q6_k, commas between
+    quant: str | None = None  # f32 (none) bf16 f16; hf: int8; gguf: q8_0 q4_0 q4_k_m q5_k_m q6_k, commas between
     name: str | None = None  # the model's name; none = that of the checkpoint's folder
     data_dir: str = "data"  # where the data sets lie
     dataset: str | None = None  # whose val.bin gives the perplexity; none = the one that it was trained on

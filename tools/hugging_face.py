@@ -19,11 +19,30 @@ import torch
 
 from checkpoint import build_model
 from configurator import UserError
-from model import GPT
+from model import GPT, GPTConfig
 from origin import load_hugging_face
 from tools.gguf_file import complete_weights
 
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "int8": torch.bfloat16}
+EIGHT_BITS = {  # how compressed-tensors tells vLLM of matrices of 8 bits: a scale an output, activations rounded as they come
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
+            "input_activations": {
+                "num_bits": 8,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "token",
+                "dynamic": True,
+            },
+        }
+    },
+}
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
@@ -34,11 +53,16 @@ def write_hugging_face(folder: Path, model: GPT, spec: dict[str, Any], about: di
     dtype = DTYPES[quant]
     tensors = {}
     for name, tensor in complete_weights(model, about["vocab_size"]).items():
+        kind = dtype
+        if quant == "int8" and name.endswith(TRANSPOSED):
+            scale = tensor.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127  # (out, 1)
+            tensors[f"{name}_scale"], tensor, kind = scale, (tensor / scale).round(), torch.int8
         tensor = tensor.t() if name.endswith(TRANSPOSED) else tensor
-        tensors[name] = tensor.to(dtype, copy=True).contiguous()
+        tensors[name] = tensor.to(kind, copy=True).contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     ids = {"bos_token_id": about["eot_id"], "eos_token_id": about["eot_id"], "pad_token_id": about["eot_id"]}
-    write_json(folder / "config.json", model_settings(model, about) | ids | {"dtype": str(dtype)[6:]})
+    eight_bits = {"quantization_config": EIGHT_BITS} if quant == "int8" else {}
+    write_json(folder / "config.json", model_settings(model, about) | ids | {"dtype": str(dtype)[6:]} | eight_bits)
     write_json(folder / "generation_config.json", ids | {"do_sample": True, "temperature": 0.8, "top_k": 40})
     write_json(folder / "tokenizer.json", spec)
     end = about["eot_token"]
@@ -90,8 +114,23 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def load_back(folder: Path) -> GPT:
-    """The model of the folder, through the reader that --init_from=DIR uses."""
-    return build_model(load_hugging_face(folder), folder).eval()
+    """The model of the folder, through the reader that --init_from=DIR uses; of 8 bits, with its matrices multiplied out."""
+    from safetensors.torch import load_file
+
+    stored = load_file(folder / "model.safetensors")
+    scales = {name.removesuffix("_scale"): stored.pop(name) for name in list(stored) if name.endswith("_scale")}
+    if not scales:
+        return build_model(load_hugging_face(folder), folder).eval()
+    state = {name: tensor.float().t() if name in scales else tensor.float() for name, tensor in stored.items()}
+    state |= {name: (state[name] * scale).contiguous() for name, scale in scales.items()}
+    state["lm_head.weight"] = state["transformer.wte.weight"]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    shape = {
+        "block_size": config["n_positions"],
+        "gelu": {"gelu_new": "tanh"}.get(config["activation_function"], "exact"),
+    }
+    shape |= {key: config[key] for key in ("vocab_size", "n_layer", "n_head", "n_embd")}
+    return GPT.from_state(GPTConfig(**shape), state).eval()
 
 
 def check_by_transformers(
@@ -100,7 +139,7 @@ def check_by_transformers(
     conversation: tuple[list[dict[str, str]], list[int]] | None,
     ids: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Logits (1, T, V) that transformers computes of ids (1, T); None where it is not installed.
+    """Logits (1, T, V) that transformers computes of ids (1, T); None where it is not installed, and for 8 bits.
 
     Raises UserError unless its tokenizer gives the same ids as ours for all probe texts and for the messages of a
     conversation with the beginning of an answer.
@@ -124,6 +163,8 @@ def check_by_transformers(
                 f"transformers reads {text!r} as {theirs}, not as {ours}: the model's tokenizer.json does something "
                 "that does not travel"
             )
+    if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+        return None  # its GPT-2 has Conv1D layers, which compressed-tensors leaves alone
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
     with torch.no_grad():
         return model(ids).logits
