@@ -23,6 +23,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import ROOT, assert_loud
 
@@ -416,7 +417,7 @@ def test_the_result_is_the_same_for_any_number_of_workers(tmp_path) -> None:
 def test_a_killed_run_goes_on(tmp_path) -> None:
     """kill -9 after the first task; the rest is done by the next call, and the result is that of an unbroken run."""
     write_repetitive(tmp_path / "in.jsonl")
-    flags = ["--input=in.jsonl", "--workers=1", *NO_RULES]
+    flags = ["--input=in.jsonl", "--workers=2", *NO_RULES]
     child = run_clean(*flags, "--out=broken", cwd=tmp_path)
     done = tmp_path / "broken" / "work" / "logs" / "read" / "completions" / "00000"
     while not done.exists():
@@ -435,6 +436,35 @@ def test_a_killed_run_goes_on(tmp_path) -> None:
     whole = run_clean(*flags, "--out=whole", cwd=tmp_path)
     assert whole.communicate(timeout=500)[1] == "" and whole.returncode == 0
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+ORPHAN = """
+import multiprocess, os, time
+from tools.corpus_executors import start_worker
+if __name__ == "__main__":
+    with multiprocess.get_context("forkserver").Pool(1, start_worker) as pool:
+        worker = pool.apply(os.getpid)
+        pool.apply_async(time.sleep, (60,))
+        time.sleep(1)  # the worker has it then
+        print(worker, flush=True)
+        time.sleep(60)
+"""
+
+
+def test_no_worker_outlives_a_killed_run(tmp_path) -> None:
+    """Or the next call would write the same files at the same time."""
+    (tmp_path / "pool.py").write_text(ORPHAN, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    child = subprocess.Popen(
+        [sys.executable, "pool.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    worker = psutil.Process(int(child.stdout.readline()))
+    child.kill()
+    child.communicate()
+    deadline = time.monotonic() + 10
+    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_large_files_are_cut_between_lines(tmp_path) -> None:
@@ -523,6 +553,15 @@ def test_languages_are_told_from_more_than_one_line(tmp_path) -> None:
     done = clean(tmp_path, [mixed, SPANISH, ENGLISH], "--languages=DE, es", "--quality=false")
     assert [row["language"] for row in done["kept"]] == ["de", "es"]
     assert [row["filter_reason"] for row in done["dropped"]] == ["language_en"]
+
+
+def test_the_languages_are_the_models() -> None:
+    from tools.corpus_filters import LANGUAGES, LocalModel
+
+    labels = getattr(LocalModel().model, "get_labels", None)  # which one build of fastText lacks
+    assert len(set(LANGUAGES)) == 176 and (
+        labels is None or {f"__label__{name}" for name in LANGUAGES} == set(labels())
+    )
 
 
 def test_a_fault_of_the_language_model_is_told(tmp_path, monkeypatch, capsys) -> None:

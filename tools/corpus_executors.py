@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,7 @@ class QuietLocal(LocalPipelineExecutor):
                 copy.deepcopy(self).run_quietly(rank)
         elif ranks:
             start = multiprocess.get_context(self.start_method)
-            quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers
-            with start.Pool(self.workers, signal.signal, quiet) as pool:
+            with start.Pool(self.workers, start_worker) as pool:
                 for _ in pool.imap_unordered(self.run_quietly, ranks):
                     pass
 
@@ -59,6 +59,15 @@ class QuietLocal(LocalPipelineExecutor):
                 self._run_for_rank(rank, local_rank=1)
             finally:
                 logger.remove()
+
+
+def start_worker() -> None:
+    """Readies a worker: leaves Ctrl-C to the parent, and ends when that is gone, even by kill -9: its next call would
+    write the same files.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocess.parent_process()
+    threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
 class PlainSlurm(SlurmPipelineExecutor):
