@@ -6,7 +6,7 @@
 # config/train_50m_domain.py finds out in an hour whether data and tokenizer are right.
 #
 # Hardware   one CUDA GPU with 12 GB
-# Time       1.9e18 FLOP: 7 hours on an RTX 4090, 16 on a 3090, 4 on an A100, at 45 % of their bf16 peak
+# Time       1.9e18 FLOP: 7 hours on an RTX 4090, 17 on a 3090, 4 on an A100, at 45 % of their bf16 peak
 #
 #   ./prepare_data.sh --dataset=domain --input=my_texts/ --tokenizer=train --vocab_size=32000 --val_fraction=0.05
 #   ./start_train.sh config/train_125m_domain.py

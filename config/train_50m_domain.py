@@ -4,7 +4,7 @@
 # config/train_125m_domain.py.
 #
 # Hardware   one CUDA GPU with 8 GB
-# Time       3.5e17 FLOP: an hour and a half on an RTX 4090, 3 on a 3090, 1 on an A100, at 45 % of their bf16 peak
+# Time       3.4e17 FLOP: 1.3 hours on an RTX 4090, 3 on a 3090, 0.7 on an A100, at 45 % of their bf16 peak
 #
 #   ./prepare_data.sh --dataset=domain --input=my_texts/ --tokenizer=train --vocab_size=32000 --val_fraction=0.05
 #   ./start_train.sh config/train_50m_domain.py
