@@ -460,11 +460,12 @@ def test_no_worker_outlives_a_killed_run(tmp_path) -> None:
     )
     worker = psutil.Process(int(child.stdout.readline()))
     child.kill()
-    child.communicate()
+    child.wait()
     deadline = time.monotonic() + 10
     while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    child.stdout.close()
 
 
 def test_large_files_are_cut_between_lines(tmp_path) -> None:
