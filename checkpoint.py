@@ -26,6 +26,8 @@ from model import GPT, GPTConfig
 from tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
+STATE_KEYS = ("optimizer", "scaler", "config", "data", "iter_num", "best_val_loss")  # what a run goes on from
+STATE_KEYS += ("tokens", "elapsed_seconds", "wandb_id", "evaluations_since_best", "evaluation_due")
 MASKS = (".attn.bias", ".attn.masked_bias")  # the causal mask that older files hold, not a parameter
 PREFIXES = ("_orig_mod.", "module.")  # left by torch.compile and DistributedDataParallel, in any nesting
 
@@ -154,6 +156,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     weights = {name: tensor for name, tensor in weights.items() if not name.endswith(MASKS)}
     if "transformer.wte.weight" in weights:  # the head is the same matrix, and some files leave it out
         weights.setdefault("lm_head.weight", weights["transformer.wte.weight"])
+    if lacking := {"transformer.wte.weight", "transformer.wpe.weight"} - weights.keys():
+        raise UserError(f"{path} is not a GPT checkpoint: it lacks the weights {', '.join(sorted(lacking))}")
     state = state | {"model": weights}
     settings = state.get("config")
     if isinstance(settings, dict) and isinstance(settings.get("dataset"), str):
@@ -183,6 +187,9 @@ def check_contents(state: Any, path: Path) -> None:
     version = state.get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise UserError(f"{path} has format {version}, this version reads {FORMAT_VERSION}")
+    sizes = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
+    if odd := [key for key in sizes if type(state["model_args"].get(key)) is not int]:
+        raise UserError(f"{path} is not a GPT checkpoint: model_args has no whole number for {', '.join(odd)}")
     if not all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state["model"].items()):
         raise UserError(f"{path} is not a GPT checkpoint: `model` holds something else than named tensors")
     tokenizer = state.get("tokenizer")
@@ -229,7 +236,7 @@ def load_run(folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 def check_run(state: dict[str, Any], path: Path) -> dict[str, Any]:
     """Passes on a state that a run can go on from. Raises UserError for weights alone."""
-    missing = [key for key in ("optimizer", "scaler", "tokens", "config") if key not in state]
+    missing = [key for key in STATE_KEYS if key not in state]
     if missing:
         raise UserError(
             f"{path} is no full state to resume from, it lacks {', '.join(missing)}: use --init_from={path}"

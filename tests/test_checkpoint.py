@@ -17,7 +17,7 @@ import torch
 from conftest import ROOT, TINY, assert_loud, run_program
 
 import train
-from checkpoint import BackgroundSaver, build_model, copy_to_cpu, load_checkpoint, load_run, save_checkpoint
+from checkpoint import STATE_KEYS, BackgroundSaver, build_model, copy_to_cpu, load_checkpoint, load_run, save_checkpoint
 from configurator import UserError
 from model import GPT, GPTConfig
 
@@ -116,6 +116,15 @@ def test_weights_that_do_not_fit_their_shape_are_named(saved):
         build_model(state, saved)
 
 
+@pytest.mark.parametrize("part", ["block_size", "n_layer", "transformer.wpe.weight", "transformer.wte.weight"])
+def test_a_checkpoint_that_lacks_a_part_names_it(saved, part):
+    state = make_state()
+    state["model_args" if part in state["model_args"] else "model"].pop(part)
+    torch.save(state, saved)
+    with pytest.raises(UserError, match=f"not a GPT checkpoint: .*{part}"):
+        load_checkpoint(saved)
+
+
 def test_the_file_before_becomes_previous(saved):
     save_checkpoint(saved, make_state() | {"iter_num": 4}, saved.with_name("previous.pt"))
     assert load_checkpoint(saved)["iter_num"] == 4
@@ -160,15 +169,14 @@ def test_killed_while_saving_leaves_the_state_before(tiny):
 def test_thirty_kills_at_random_moments_of_a_save_leave_a_whole_state(tmp_path):
     """A child saves without a pause and is killed; what is there loads, and never goes back by more than a save."""
     rng, step = random.Random(0), 0
-    weights = {f"w{i}": torch.randn(40_000) for i in range(10)}
-    extra = {"model_args": {}, "optimizer": {}, "scaler": {}, "tokens": 0, "config": {}}
+    whole = make_state() | dict.fromkeys(STATE_KEYS, 0) | {"optimizer": {"moments": torch.randn(400_000)}}
     last, previous = tmp_path / "last.pt", tmp_path / "previous.pt"
     torn = 0
     for _ in range(30):
         child = os.fork()
         if child == 0:
             for number in range(step + 1, step + 10_000):
-                save_checkpoint(last, {"model": weights, "iter_num": number} | extra, previous)
+                save_checkpoint(last, whole | {"iter_num": number}, previous)
             os._exit(0)
         time.sleep(rng.uniform(0.02, 0.12))
         os.kill(child, signal.SIGKILL)
@@ -177,7 +185,8 @@ def test_thirty_kills_at_random_moments_of_a_save_leave_a_whole_state(tmp_path):
         if last.exists():
             state, notes = load_run(tmp_path)
             assert notes == [] and state["iter_num"] >= step
-            assert all(torch.equal(state["model"][name], tensor) for name, tensor in weights.items())
+            assert all(torch.equal(state["model"][name], tensor) for name, tensor in whole["model"].items())
+            assert torch.equal(state["optimizer"]["moments"], whole["optimizer"]["moments"])
             step = state["iter_num"]
     assert step > 30 and torn > 5  # the kills fell into saves
 
@@ -243,8 +252,8 @@ def test_the_copy_for_the_writer_is_kept_and_never_mixed_up(tmp_path):
 
     saver = BackgroundSaver()
     for step in range(5):
-        saver.save(tmp_path / "last.pt", {"model": {"a": torch.full((100, 100), float(step))}, "model_args": {}})
-        saver.save(tmp_path / "best.pt", {"model": {"a": torch.full((100, 100), -float(step))}, "model_args": {}})
+        saver.save(tmp_path / "last.pt", {"a": torch.full((100, 100), float(step))})
+        saver.save(tmp_path / "best.pt", {"a": torch.full((100, 100), -float(step))})
     saver.wait()
     for name, value in (("last.pt", 4.0), ("best.pt", -4.0)):
-        assert load_checkpoint(tmp_path / name)["model"]["a"].eq(value).all()
+        assert torch.load(tmp_path / name, weights_only=True)["a"].eq(value).all()
