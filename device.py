@@ -11,13 +11,11 @@ import dataclasses
 import gc
 import importlib.util
 import os
-import re
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,6 +23,7 @@ import torch
 
 from cards import CARDS, card_of_device
 from configurator import UserError
+from memory import available_memory, is_out_of_memory, keep_freed_memory
 
 GIVE_WAY_SECONDS = 5  # until a launcher has seen a process end
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -156,6 +155,8 @@ def start_ranks(device: Device, backend: str) -> None:
     if device.kind == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for the products that autocast leaves in float32
         torch.cuda.set_device(device.torch)
+    if device.kind == "cpu":
+        keep_freed_memory()
     if device.world_size > 1:
         torch.distributed.init_process_group(backend if device.kind == "cuda" else "gloo")
 
@@ -300,31 +301,3 @@ def compile_obstacle(device: Device) -> str | None:
     if device.kind == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "g++"))):
         return "there is no C++ compiler"
     return None
-
-
-def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of main memory to be had without swapping, within the limit of a container; None where it is not said."""
-    try:
-        told = re.search(r"^MemAvailable: +(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    rooms = [int(told[1]) * 1024] if told else []
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # no such version of control groups, or `max`: no limit
-            group = root / "sys/fs/cgroup"
-            cache = re.search(
-                r"^inactive_file (\d+)", (group / limit).with_name("memory.stat").read_text(), re.MULTILINE
-            )
-            held = int((group / used).read_text()) - int(cache[1] if cache else 0)
-            rooms.append(max(0, int((group / limit).read_text()) - held))
-    return min(rooms, default=None)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on any device."""
-    said = str(error).lower()
-    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return known or "out of memory" in said or "can't allocate memory" in said

@@ -70,7 +70,8 @@ import torch
 
 from chat import encode_chat
 from checkpoint import build_model, checkpoint_tokenizer, load_checkpoint, model_file
-from device import Device, choose_device, is_out_of_memory, pack_linears
+from device import Device, choose_device, pack_linears
+from memory import is_out_of_memory
 from model import GPT, Sampler, generate, parameter_count
 from tokenizer import Tokenizer
 

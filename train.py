@@ -158,7 +158,6 @@ from device import (
     first_that_runs,
     give_way,
     is_lost_process,
-    is_out_of_memory,
     least_over_ranks,
     seed_streams,
     start_ranks,
@@ -166,6 +165,7 @@ from device import (
     sum_over_ranks,
 )
 from diagnostics import RunFacts, find_warnings, repeated_ngrams
+from memory import is_out_of_memory
 from model import GPT, GPTConfig, Sampler, flops_per_token, generate, parameter_count
 from optimizer import cosine_schedule, make_optimizer
 from origin import check_same_data, check_tokenizer, data_identity, load_weights, resumed_settings, shape_of_checkpoint

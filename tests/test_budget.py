@@ -22,7 +22,8 @@ import train
 from budget import Load, block_shapes, memory_items, other_shapes, peak_bytes, saved_activations, step_moments
 from cards import CARDS, card_of_device, card_of_person
 from configurator import load_config
-from device import Device, available_memory, first_that_runs
+from device import Device, first_that_runs
+from memory import available_memory
 from model import GPT, GPTConfig, flops_per_token, parameter_count
 from optimizer import make_optimizer
 from origin import SHAPE_KEYS

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
-from conftest import fill_randomly
+from conftest import ROOT, fill_randomly
 
 import device
 from configurator import UserError
-from device import Device, PackedLinear, choose_device, is_out_of_memory, pack_linears, seed_streams
+from device import Device, PackedLinear, choose_device, pack_linears, seed_streams
+from memory import is_out_of_memory, keep_freed_memory
 
 
 @pytest.fixture
@@ -125,3 +130,33 @@ def test_packed_linear_layers_compute_the_same_and_replace_all(monkeypatch):
     monkeypatch.setattr(PackedLinear, "forward", lambda self, x: torch.ops.mkldnn.no_such_function(x))
     model = GPT(GPTConfig(16, 128, 2, 2, 32))
     assert not pack_linears(model) and isinstance(model.lm_head, torch.nn.Linear)
+
+
+KEEPING = """
+import resource, sys, torch
+from memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+faults = []
+for _ in range(10):  # the first ones find room for aligned pieces
+    torch.ones(20_000_000) + 1  # 160 MB, 40,000 pages
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[-1] - faults[-2])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="wants glibc")
+def test_freed_memory_is_kept_for_the_next_step():
+    run = [sys.executable, "-c", KEEPING]
+    kept, given_back = (
+        int(subprocess.run([*run, how], cwd=ROOT, capture_output=True, check=True).stdout) for how in ("keep", "give")
+    )
+    assert kept < 1000 < given_back
+
+
+def test_a_system_without_glibc_is_left_as_it_is(monkeypatch):
+    def absent(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr("memory.ctypes.CDLL", absent)
+    assert not keep_freed_memory()

@@ -21,13 +21,13 @@ from conftest import ROOT
 
 LEVELS = [  # a module imports from the levels above its own, and BESIDE from its own
     {"configurator", "progress", "diagnostics", "cards"},
-    {"model", "budget", "loss", "optimizer", "tokenizer", "chat", "pairs", "dataset", "device", "textfile", "corpus"},
+    set("model budget loss optimizer tokenizer chat pairs dataset device memory textfile corpus".split()),
     {"checkpoint", "sharding", "origin"},
     {"prepare", "train", "sample"},
 ]
 BESIDE = {("progress", "configurator"), ("corpus", "textfile"), ("dataset", "tokenizer"), ("model", "loss")}
 BESIDE |= {("chat", "tokenizer"), ("chat", "textfile"), ("pairs", "chat"), ("pairs", "dataset"), ("pairs", "tokenizer")}
-BESIDE |= {("budget", "model"), ("budget", "loss"), ("origin", "checkpoint")}
+BESIDE |= {("device", "memory"), ("budget", "model"), ("budget", "loss"), ("origin", "checkpoint")}
 PROGRAMS = {"prepare": "PrepareConfig", "train": "TrainConfig", "sample": "SampleConfig"}
 PROGRAMS |= {"tools.clean_corpus": "CleanConfig", "tools.train_tokenizer": "TokenizerConfig"}
 PROGRAMS |= {"tools.evaluate_model": "EvaluateConfig", "tools.export_model": "ExportConfig"}

@@ -25,7 +25,7 @@ import torch
 from checkpoint import BackgroundSaver, save_checkpoint
 from corpus import Corpus
 from dataset import TokenData
-from device import choose_device, pack_linears
+from device import choose_device, pack_linears, start_ranks
 from loss import LOSS_CHUNK_ROWS, cross_entropy
 from model import GPT, GPTConfig, Sampler, flops_per_token, generate
 from optimizer import make_optimizer
@@ -44,8 +44,7 @@ def random_ids(path: Path, count: int, vocabulary: int) -> None:
 def measure_train(c: BenchmarkConfig, folder: Path) -> Iterator[Row]:
     """Whole steps: batch, forward, backward, clipped update. The limit: the same FLOPs in one product of matrices."""
     device = choose_device(c.device, c.dtype)
-    if device.kind == "cuda":
-        torch.set_float32_matmul_precision("high")
+    start_ranks(device, "gloo")
     for vocabulary in map(int, c.vocabularies.split(",")):
         data = folder / f"random{vocabulary}"
         data.mkdir()

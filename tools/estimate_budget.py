@@ -63,7 +63,7 @@ from budget import (
 from cards import CARDS, USABLE, card_of_device, card_of_person
 from checkpoint import load_run
 from dataset import GPT2_VOCABULARY
-from device import available_memory
+from memory import available_memory
 from model import GPTConfig, flops_per_token, parameter_count
 from origin import OPENAI_MODELS, SHAPE_KEYS, load_weights, resumed_settings
 from pairs import open_data

@@ -111,7 +111,8 @@ from typing import Any
 import torch
 
 from dataset import TokenData
-from device import Device, choose_device, is_out_of_memory
+from device import Device, choose_device
+from memory import is_out_of_memory
 from model import parameter_count
 from tools.corpus_comparison import compare_with_training
 from tools.evaluation_report import check_target, write_comparison, write_report
