@@ -101,7 +101,8 @@ class PrepareConfig:
     @property
     def next_command(self) -> str:
         """What trains on the data, as a shell reads it."""
-        words = ["./start_train.sh", f"--dataset={self.folder.name}"]
+        how = ["config/finetune_chat.py"] if self.chat else []
+        words = ["./start_train.sh", *how, f"--dataset={self.folder.name}"]
         return shlex.join(words if self.data_dir == "data" else [*words, f"--data_dir={self.data_dir}"])
 
 

@@ -193,7 +193,7 @@ def test_long_questions_are_dropped_and_long_answers_cut(tmp_path, monkeypatch, 
     model = GPT(GPTConfig(16, 50304, 1, 2, 8))
     assert x.shape == (2, 16) and model(torch.from_numpy(x), torch.from_numpy(y)).isfinite()
     make(tmp_path, [pair(numbers(40), "x")], name="only")
-    capsys.readouterr()
+    assert "next: ./start_train.sh config/finetune_chat.py --dataset=only" in capsys.readouterr().out
     small = ["--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=16", "--dataset=only"]
     assert train.main([*SHAPE, *small]) == 2
     error = capsys.readouterr().err
