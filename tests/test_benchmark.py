@@ -95,8 +95,9 @@ def test_loss_loader_and_checkpoint_sections_measure(tmp_path, monkeypatch):
     assert loss.others.keys() == {"whole", "its products"} and loss.ours > 0
     cold, warm = benchmark_cases.measure_loader(small(), tmp_path)
     assert "cold" in cold.name and "warm" in warm.name and 0 < warm.ours < 1
-    (pause,) = benchmark_cases.measure_checkpoint(small(), tmp_path)
-    assert pause.unit == "s" and pause.others.keys() == {"torch.save"}
+    pause, total = benchmark_cases.measure_checkpoint(small(), tmp_path)
+    assert pause.unit == "s" and pause.others.keys() == total.others.keys() == {"torch.save"}
+    assert total.ours > pause.ours
 
 
 def test_memory_of_a_step_is_counted_and_falls_with_checkpointing(tmp_path, monkeypatch):
